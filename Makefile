@@ -15,21 +15,16 @@ COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --
   --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock"
 # The number of test workers: one more than a small machine has cores, because many tests wait for processes.
 JOBS ?= 3
-# RL-Kernel: the stack that pins it, sources to use instead of a download, options of its installer.
+# RL-Kernel: the stack that pins it, and sources to use instead of a download.
 RLK_STACK ?= rl-kernel-host
 RLK_SRC ?=
-RLK_OPTIONS ?=
-# Images: the stack, targets of docker/docker-bake.hcl, and where they are pushed.
-STACK ?= 2026-07
-TARGETS ?= cuda
-REPOSITORY ?= localhost/rlk-repro
-# This file sets BUILDX_VERSION and BUILDKIT_IMAGE, the tools that build images.
-include docker/versions.env
-BUILDER ?= rlk-repro-$(word 2,$(subst :, ,$(firstword $(subst @, ,$(BUILDKIT_IMAGE)))))
+# The stack whose package locks `make lock` rewrites.
+STACK ?=
 # The hardware name for the demo; by default that of this machine.
-HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
+HARDWARE ?= $$($(BIN)/python -c 'from rlk_repro.clusters.local import guess_hardware; \
+  from rlk_repro.probes.node import probe_node; print(guess_hardware(probe_node("here")).hardware)')
 
-.PHONY: help demo demo-rl-kernel test test-real lint fmt goldens evidence images lock budget
+.PHONY: help demo demo-rl-kernel test test-real lint fmt goldens evidence lock budget
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,7 +34,7 @@ demo: $(VENV)/.torch ## Install, run three short sessions, check and repeat them
 
 # RLK_SRC names the sources to install; the run then uses what is installed.
 demo-rl-kernel: $(VENV)/.torch ## Install RL-Kernel at its pinned commit, then run the demo with it
-	$(BIN)/python -m tools.rl_kernel --stack "$(RLK_STACK)" $(if $(RLK_SRC),--source "$(RLK_SRC)") $(RLK_OPTIONS)
+	$(BIN)/python -m tools.rl_kernel --stack "$(RLK_STACK)" $(if $(RLK_SRC),--source "$(RLK_SRC)")
 	hardware="$(HARDWARE)" && env -u RLK_SRC $(BIN)/rlk-repro submit --cluster local --run demo --wait \
 	  --stack "$(RLK_STACK)" --hardware "$$hardware" --set switch=null --set rl_kernel.mode=require
 
@@ -67,32 +62,25 @@ fmt: $(VENV)/.dev ## Format the code
 
 goldens: $(VENV)/.dev $(VENV)/.torch ## Rewrite golden files: example jobs, schemas for editors, reports
 	RLK_REPRO_GOLDENS=write $(BIN)/python -m pytest -q \
-	  tests/clusters/test_golden_jobs.py tests/spec/test_schemas.py tests/report/test_goldens.py
+	  tests/clusters/test_golden_jobs.py tests/spec/test_specfile.py tests/report/test_goldens.py
 
 evidence: $(VENV)/.base ## Verify and analyse again every bundle of docs/evidence
 	$(BIN)/python -m tools.check_evidence
 
-# BuildKit builds and pushes by digest to REPOSITORY.  Without BuildKit, use rlk-repro images build.
-images: $(VENV)/.base ## Build and push a stack's images (STACK, TARGETS, REPOSITORY)
-	@docker buildx version | grep -qF " $(BUILDX_VERSION) " || \
-	  { echo "make: docker buildx is not $(BUILDX_VERSION); install that release, or name yours: BUILDX_VERSION=v…" >&2; exit 3; }
-	docker buildx inspect "$(BUILDER)" >/dev/null 2>&1 || \
-	  docker buildx create --name "$(BUILDER)" --driver docker-container --driver-opt image=$(BUILDKIT_IMAGE)
-	$(BIN)/rlk-repro images build --stack "$(STACK)" --bake > $(VENV)/images.env
-	. $(VENV)/images.env && REPOSITORY="$(REPOSITORY)" docker buildx bake --builder "$(BUILDER)" \
-	  --file docker/docker-bake.hcl --metadata-file $(VENV)/images.json $(TARGETS)
-	cat $(VENV)/images.json
-
-# A stack's file names the hashes of its package locks, which this prints.
-lock: $(if $(filter command line,$(origin STACK)),$(VENV)/.dev) ## Rewrite the hash locks, or with STACK=… the package locks of that stack (needs uv)
-ifeq ($(origin STACK),command line)
-	$(BIN)/python -m tools.lock_stack "$(STACK)"
+# A stack's file names the hashes of its package locks, which this prints.  glibc 2.34: Debian 12, Ubuntu 22.04, RHEL 9.
+STACK_COMPILE = uv pip compile requirements/$(STACK).in --override requirements/$(STACK)-overrides.txt \
+  --python-version 3.12 --only-binary :all: --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+  --quiet --custom-compile-command "make lock STACK=$(STACK)"
+lock: ## Rewrite the hash locks, or with STACK=… the package locks of that stack (needs uv)
+ifneq ($(STACK),)
+	$(STACK_COMPILE) --python-platform x86_64-manylinux_2_34 -o requirements/$(STACK)-cuda-amd64.txt
+	$(STACK_COMPILE) --python-platform aarch64-manylinux_2_34 -o requirements/$(STACK)-cuda-arm64.txt
+	sha256sum requirements/$(STACK)-cuda-*.txt
 else
 	$(COMPILE) pyproject.toml -o requirements/base.txt
 	$(COMPILE) -c requirements/base.txt --group build -o requirements/build.txt
 	$(COMPILE) -c requirements/base.txt --group dev -o requirements/dev.txt
 	$(COMPILE) --group rl-kernel -o requirements/rl-kernel.txt
-	$(COMPILE) --group sbom -o requirements/sbom.txt
 endif
 
 budget: ## Print the lines of source, tests, Markdown and data, and the number of files

@@ -2,25 +2,27 @@
 
     python -m benchmarks.rules          # the table of docs/statistics.md
 
-The formulas are those of the package, vectorised; ``tests/analysis/test_simulated_rules.py`` holds them equal.
+Only the noise is made here: effects, intervals, floors and carry-over are those of the package.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
-from rlk_repro.schedule import ORDERS, Schedule, make_schedule
+from benchmarks.verdicts import list_missed
+from rlk_repro.analysis.sessions import Session, find_carry_over
+from rlk_repro.plan import Trial
+from rlk_repro.schedule import Schedule, make_schedule
 from rlk_repro.spec import Measure
-from rlk_repro.statistics.crossover import SD_PER_MAD
+from rlk_repro.statistics.crossover import hodges_lehmann, measure_noise
+from rlk_repro.statistics.stats import STEP_TIME, t_interval, t_quantile
 
 SEED: Final = 20261129
 NUM_RUNS: Final = 20_000
@@ -29,6 +31,7 @@ NUM_SCHEDULES: Final = 64
 SMALLEST: Final = 0.01
 LARGER: Final = 0.015
 ALPHA: Final = 0.05
+TRIAL: Final = Trial(index=0, pair="s1", variant="crossover", is_control=False, seed=0)
 FEWEST_NARROW: Final = 200
 """A share over fewer narrow intervals is too uncertain to hold against a bar."""
 
@@ -111,7 +114,7 @@ class Outcome:
         if self.carried is None:
             return np.ones(len(self.errors), dtype=bool)
         number = self.carried.shape[1]
-        reach = stats.t.ppf(1 - ALPHA, number - 1) * self.carried.std(axis=1, ddof=1) / math.sqrt(number)
+        reach = t_quantile(1 - 2 * ALPHA, number - 1) * self.carried.std(axis=1, ddof=1) / math.sqrt(number)
         margin = np.maximum(math.log1p(SMALLEST), np.abs(self.errors - math.log1p(gain)) - self.alone)
         return np.asarray(np.abs(self.carried.mean(axis=1)) + reach <= margin)
 
@@ -137,32 +140,43 @@ class Outcome:
             bars.append(("lost power", lost, 0, 0.005))
         if not self.case.between and not math.isnan(narrow):
             bars.append(("coverage of narrow intervals", narrow, 0.93, 1.0))
-        name = f"{self.case.name}, {self.case.sessions} sessions"
-        return [f"{name}: {what} is {value:.4f}, expected {low} to {high}"
-                for what, value, low, high in bars if not low <= value <= high]  # fmt: skip
+        return list_missed(f"{self.case.name}, {self.case.sessions} sessions", bars)
 
 
-def hodges_lehmann(values: Array) -> Array:
-    """Return the Hodges-Lehmann estimates over the last axis."""
-    first, second = np.triu_indices(values.shape[-1])
-    return np.asarray(np.median((values[..., first] + values[..., second]) / 2, axis=-1))
-
-
-def simulate(case: Case, num_runs: int = NUM_RUNS, seed: int = SEED) -> Outcome:
-    source = np.random.default_rng([seed, *case.name.encode(), case.sessions, round(10 * case.between)])
+def simulate(case: Case, num_runs: int = NUM_RUNS) -> Outcome:
+    source = np.random.default_rng([SEED, *case.name.encode(), case.sessions, round(10 * case.between)])
     schedules = [make_schedule(case.measure, number) for number in range(NUM_SCHEDULES)]
-    parts = []
-    for start in range(0, num_runs, CHUNK):
-        effects, gaps = [], []
+    runs: list[list[float]] = []
+    while len(runs) < num_runs:
+        columns = []
         for place in range(case.sessions):
-            picks = source.integers(NUM_SCHEDULES, size=min(CHUNK, num_runs - start))
-            times = draw_times(case, schedules, picks, source)
-            effects.append(find_block_effects(Case() if place else case, schedules, times, picks, case.period_steps))
-            gaps.append(find_gaps(schedules, times, picks))
-        parts.append((*estimate(effects), np.stack(gaps, axis=1)))
-    errors, alone, floors, carried = (np.concatenate(column) for column in zip(*parts, strict=True))
-    has_gate = case.period_steps == 1
-    return Outcome(case=case, errors=errors, alone=alone, floors=floors, carried=carried if has_gate else None)
+            picks = source.integers(NUM_SCHEDULES, size=min(CHUNK, num_runs - len(runs)))
+            times = np.exp(draw_times(case, schedules, picks, source)).tolist()
+            lossy = Case() if place else case
+            chosen = [schedules[pick] for pick in picks]
+            columns.append([_make_session(lossy, *item) for item in zip(chosen, times, strict=True)])
+        runs += [estimate(sessions) for sessions in zip(*columns, strict=True)]
+    errors, alone, floors, *carried = np.array(runs).T
+    return Outcome(
+        case=case, errors=errors, alone=alone, floors=floors, carried=np.array(carried).T if carried else None
+    )
+
+
+def _make_session(case: Case, schedule: Schedule, times: Sequence[float]) -> Session:
+    faults = dict.fromkeys(list_lost(case, schedule), "void")
+    arms = cast("Any", ())  # of a session, only the effects of its blocks count here
+    return Session(trial=TRIAL, schedule=schedule, values={STEP_TIME: times}, faults=faults, arms=arms, rules=2)
+
+
+def estimate(sessions: Sequence[Session]) -> list[float]:
+    """Return a run's log ratio, the half widths of its sessions and of its blocks, and each session's carry-over."""
+    blocks = [session.effects(STEP_TIME) or [] for session in sessions]
+    alone, noise = t_interval(list(map(hodges_lehmann, blocks)), 1 - ALPHA), measure_noise(blocks)
+    assert alone is not None
+    assert noise is not None
+    has_gate = sessions[0].schedule.period_steps == 1
+    carried = [find_carry_over(session) or 0.0 for session in sessions if has_gate]
+    return [alone.estimate, alone.high - alone.estimate, noise.half_width(1 - ALPHA), *carried]
 
 
 def draw_times(case: Case, schedules: Sequence[Schedule], picks: Picks, source: np.random.Generator) -> Array:
@@ -196,56 +210,12 @@ def _draw_drift(case: Case, shape: tuple[int, int], source: np.random.Generator)
     return np.zeros(shape)
 
 
-def find_block_effects(
-    case: Case, schedules: Sequence[Schedule], times: Array, picks: Picks, period_steps: int
-) -> Array:
-    """Return the effects (run, block) of the blocks that ``case`` leaves."""
-    steps, signs = [], []
-    for schedule in schedules:
-        kept = list_kept(case, schedule)
-        steps.append([schedule.steps_of_blocks[block][period_steps - 1 :: period_steps] for block in kept])
-        signs.append([[0.5 if label == "B" else -0.5 for label in schedule.blocks[block].order] for block in kept])
-    return np.asarray((_take(times, steps, picks) * np.array(signs)[picks]).sum(axis=-1))
-
-
-def find_gaps(schedules: Sequence[Schedule], times: Array, picks: Picks) -> Array:
-    """Return how the second step of a block differs from its third, in ABBA minus in BAAB, of each run."""
-    sides = []
-    for order in ORDERS:
-        steps = []
-        for schedule in schedules:
-            blocks = [number for number in list_kept(Case(), schedule) if schedule.blocks[number].order == order]
-            steps.append([schedule.steps_of_blocks[number][1:3] for number in blocks])
-        fewest = min(map(len, steps))
-        found = _take(times, [rows[:fewest] for rows in steps], picks)
-        sides.append(hodges_lehmann(found[..., 0] - found[..., 1]))
-    return np.asarray(sides[0] - sides[1])
-
-
-def _take(times: Array, steps: Sequence[object], picks: Picks) -> Array:
-    """Return each run's times at the ``steps`` of its schedule."""
-    index = np.array(steps)[picks]
-    return np.take_along_axis(times, index.reshape(len(picks), -1), axis=1).reshape(index.shape)
-
-
-def list_kept(case: Case, schedule: Schedule) -> list[int]:
-    """Return the comparing blocks that are not void."""
+def list_lost(case: Case, schedule: Schedule) -> list[int]:
+    """Return the comparing blocks that are void."""
     blocks = [number for number, block in enumerate(schedule.blocks) if not block.is_control]
-    wanted = [number for number in blocks if schedule.blocks[number].order == case.lost_order]
-    lost = wanted[: case.lost] if case.lost_order else blocks[1 : 1 + case.lost]
-    return [number for number in blocks if number not in lost]
-
-
-def estimate(sessions: Sequence[Array]) -> tuple[Array, Array, Array]:
-    """Return each run's log ratio, the half width from its sessions and the floor from its blocks."""
-    effects = [hodges_lehmann(values) for values in sessions]
-    together = np.stack(effects, axis=1)
-    number, total = len(sessions), sum(values.shape[1] for values in sessions)
-    residuals = [np.abs(values - effect[:, None]) for values, effect in zip(sessions, effects, strict=True)]
-    spread = SD_PER_MAD * np.median(np.concatenate(residuals, axis=1), axis=1) * math.sqrt(total / (total - number))
-    share = math.sqrt(sum(1 / values.shape[1] for values in sessions)) / number
-    alone = stats.t.ppf(1 - ALPHA / 2, number - 1) * together.std(axis=1, ddof=1) / math.sqrt(number)
-    return together.mean(axis=1), alone, stats.t.ppf(1 - ALPHA / 2, total - number) * spread * share
+    if case.lost_order:
+        return [number for number in blocks if schedule.blocks[number].order == case.lost_order][: case.lost]
+    return blocks[1 : 1 + case.lost]
 
 
 def render_table(outcomes: Sequence[Outcome]) -> str:
@@ -265,12 +235,8 @@ def render_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Simulate the rules of the crossover design.")
-    parser.add_argument("--runs", type=int, default=NUM_RUNS, help="per case")
-    parser.add_argument("--seed", type=int, default=SEED)
-    options = parser.parse_args(argv)
-    outcomes = [simulate(case, options.runs, options.seed) for case in CASES]
+def main() -> int:
+    outcomes = [simulate(case) for case in CASES]
     sys.stdout.write(render_table([outcome for outcome in outcomes if not outcome.case.after_switch]))
     for item in outcomes:
         if item.case.after_switch:
@@ -279,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"{item.case.name}, spread {item.case.between:g} ×, no gain: faster in {found} with it\n")
     misses = [miss for outcome in outcomes for miss in outcome.find_misses()]
     sys.stdout.write("".join(f"missed: {miss}\n" for miss in misses))
-    return 1 if misses else 0
+    return int(bool(misses))
 
 
 if __name__ == "__main__":

@@ -21,16 +21,7 @@ from rlk_repro.base.units import group
 from rlk_repro.loss_options import read_loss_options
 from rlk_repro.operators import RL_KERNEL, Case, find_refusal, name_implementations
 from rlk_repro.rundir.store import read_plan
-from rlk_repro.spec import Hardware, Image, Layout, Measure, Profile, Run, Stack, Variant, run_problems
-from rlk_repro.spec.choices import (
-    DESIGN,
-    FREE_RULES,
-    find_design_problems,
-    find_layout_problems,
-    find_removed_keys,
-    find_rule_problems,
-    find_variant_problems,
-)
+from rlk_repro.spec import Hardware, Image, Layout, Measure, Profile, Run, Stack, Variant, choices, run_problems
 from rlk_repro.spec.values import BASELINE, CROSSOVER, ENABLED, dump_model
 from rlk_repro.switches import VARIANT_SWITCHES
 
@@ -76,7 +67,7 @@ class Plan:
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        return tuple(order_trials(self.run, has_enabled=ENABLED in self.variants))
+        return tuple(order_trials(self.run.measure, has_enabled=ENABLED in self.variants))
 
     @property
     def has_enabled(self) -> bool:
@@ -136,6 +127,11 @@ class Plan:
         return self.layout.num_nodes * self.layout.gpus_per_node
 
     @property
+    def spans_nvlink(self) -> bool:
+        """Whether NVLink connects GPUs of several nodes of this job."""
+        return self.layout.num_nodes > 1 and self.hardware.nvlink_domain_gpus > self.layout.gpus_per_node
+
+    @property
     def image(self) -> Image | None:
         return self.stack.images.get(self.hardware.image_platform)
 
@@ -193,8 +189,8 @@ class Plan:
     def expected_minutes(self) -> float | None:
         """Return the estimated minutes of all trials; None without an estimate for this hardware and these steps."""
         minutes = self.run.expected_minutes.get(self.hardware.hardware)
-        names = {"warmup_steps", "scored_steps", *Measure.of_crossover} - FREE_RULES
-        names |= set() if self.run.expected_session_minutes else {DESIGN}
+        names = {"warmup_steps", "scored_steps", *Measure.of_crossover} - choices.FREE_RULES
+        names |= set() if self.run.expected_session_minutes else {choices.DESIGN}
         changed = [name for name in names if self.sources.get(f"measure.{name}", "").startswith("--")]
         has_other_lane = self.is_crossover and self.sources.get("lane", "").startswith("--")
         if minutes is None or changed or has_other_lane:
@@ -212,13 +208,19 @@ class Plan:
         return max(LIMIT_PER_ESTIMATE * estimate_min, SHORTEST_LIMIT_MIN)
 
     @property
+    def storing_minutes(self) -> float | None:
+        """The estimated minutes of the live run that stores rollouts; None without an estimate."""
+        run, live_min = self.run, self.run.expected_trial_minutes.get(self.hardware.hardware)
+        if live_min is None or not run.expected_session_minutes:
+            return None
+        return live_min * run.measure.num_stored / (run.measure.warmup_steps + run.measure.scored_steps)
+
+    @property
     def storing_limit_min(self) -> float:
         """The time limit of the live run that stores rollouts; it is at least the limit of a trial."""
-        run, live_min = self.run, self.run.expected_trial_minutes.get(self.hardware.hardware)
-        if run.time_limit_min is not None or live_min is None or not run.expected_session_minutes:
+        if self.run.time_limit_min is not None or self.storing_minutes is None:
             return self.time_limit_min
-        num_steps = run.measure.warmup_steps + run.measure.scored_steps
-        return max(self.time_limit_min, LIMIT_PER_ESTIMATE * live_min * run.measure.num_stored / num_steps)
+        return max(self.time_limit_min, LIMIT_PER_ESTIMATE * self.storing_minutes)
 
     @property
     def num_stores(self) -> int:
@@ -291,24 +293,20 @@ class PlanRecord(BaseModel):
 
 
 def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
-    problems = [*find_layout_problems(plan.run, plan.hardware), *find_variant_problems(plan.run, plan.variants)]
+    problems = choices.find_layout_problems(plan.run, plan.hardware)
+    problems += choices.find_variant_problems(plan.run, plan.variants)
     for path, what, got, expected in run_problems(plan.run):
         problems.append(Problem(f"run.{'.'.join(path)}", what, got=got, expected=expected))
+    problems = [dataclasses.replace(problem, where=f"{where}: {problem.where}") for problem in problems]
+    if not problems and record.experiment.trials != [_dump_trial(trial) for trial in plan.trials]:
+        what, expected = "trials do not follow from the plan's other values", "the trials of the plan's design"
+        problems.append(Problem(where, what, expected=expected))
+    if not problems and (record.experiment_hash, record.plan_hash) != (plan.experiment_hash, plan.plan_hash):
+        what, hint = "hashes do not fit the content", "the file was changed after submission"
+        got, expected = record.plan_hash[:12], plan.plan_hash[:12]
+        problems.append(Problem(where, what, got=got, expected=expected, hint=hint))
     if problems:
-        raise BundleUnreadable(
-            *(dataclasses.replace(problem, where=f"{where}: {problem.where}") for problem in problems)
-        )
-    if record.experiment.trials != [_dump_trial(trial) for trial in plan.trials]:
-        raise BundleUnreadable(
-            Problem(
-                where, "trials do not follow from the plan's other values", expected="the trials of the plan's design"
-            )
-        )
-    if (record.experiment_hash, record.plan_hash) != (plan.experiment_hash, plan.plan_hash):
-        raise BundleUnreadable(
-            Problem(where, "hashes do not fit the content", got=record.plan_hash[:12], expected=plan.plan_hash[:12],
-                    hint="the file was changed after submission")
-        )  # fmt: skip
+        raise BundleUnreadable(*problems)
 
 
 def make_record(plan: Plan, run_id: str) -> dict[str, Any]:
@@ -340,11 +338,12 @@ def make_plan(
         SpecError: the hardware has no layout in this run, the variants cannot form a pair, the measurement rules were
             changed without ``is_exploratory``, or the enabled variant has no eligible operator.
     """
-    problems = [*find_layout_problems(run.model, hardware.model), *find_variant_problems(run.model, variants)]
-    problems += find_design_problems(run.model, overrides)
-    problems += find_removed_keys(hardware.model)
+    changed = choices.find_rule_problems(overrides)
+    problems = choices.find_layout_problems(run.model, hardware.model)
+    problems += choices.find_variant_problems(run.model, variants)
+    problems += choices.find_design_problems(run.model, overrides)
     if not is_exploratory:
-        problems += find_rule_problems(overrides)
+        problems += changed
     if problems:
         raise SpecError(*problems)
     plan = Plan(
@@ -353,7 +352,7 @@ def make_plan(
         hardware=hardware.model,
         profile=profile.model,
         variants=tuple(variant for variant in get_args(Variant) if variant in variants),
-        is_exploratory=is_exploratory and bool(find_rule_problems(overrides)),
+        is_exploratory=is_exploratory and bool(changed),
         sources=run.sources,
     )
     if plan.routed:
@@ -361,44 +360,38 @@ def make_plan(
     return plan
 
 
-def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
+def order_trials(measure: Measure, *, has_enabled: bool) -> Iterator[Trial]:
     """Yield the sessions in order, or the trials of all pairs, with control pairs spread evenly among the other pairs.
 
     In every second control pair, and in every second other pair, the two trials run in reverse order (ABBA).
     """
-    measure = run.measure
     if measure.design == CROSSOVER:
         for number in range(measure.sessions):
             seed = measure.seed + number
             yield Trial(index=number, pair=f"s{number + 1}", variant=CROSSOVER, is_control=False, seed=seed)
         return
-    slots = [((number + 0.5) / measure.pairs, not has_enabled, f"p{number + 1}") for number in range(measure.pairs)]
-    slots += [((number + 0.5) / measure.control_pairs, True, f"c{number + 1}")
-              for number in range(measure.control_pairs)]  # fmt: skip
-    seen = {True: 0, False: 0}
-    index = 0
-    for number, (_, is_control, pair) in enumerate(sorted(slots, key=lambda slot: (slot[0], slot[1]))):
-        order = [BASELINE, BASELINE if is_control else ENABLED]
-        if seen[is_control] % 2:
-            order.reverse()
-        seen[is_control] += 1
-        for variant in order:
-            yield Trial(index=index, pair=pair, variant=variant, is_control=is_control, seed=measure.seed + number)
-            index += 1
+    slots = []
+    for letter, num_pairs, is_control in (("p", measure.pairs, not has_enabled), ("c", measure.control_pairs, True)):
+        slots += [((number + 0.5) / num_pairs, is_control, f"{letter}{number + 1}") for number in range(num_pairs)]
+    slots.sort(key=lambda slot: slot[:2])  # two pairs of one place and kind keep their order
+    is_reversed = {True: False, False: False}
+    for number, (_, is_control, pair) in enumerate(slots):
+        order = (BASELINE, BASELINE if is_control else ENABLED)
+        for place, variant in enumerate(reversed(order) if is_reversed[is_control] else order):
+            index, seed = 2 * number + place, measure.seed + number
+            yield Trial(index=index, pair=pair, variant=variant, is_control=is_control, seed=seed)
+        is_reversed[is_control] = not is_reversed[is_control]
 
 
 def _check_operators(plan: Plan) -> None:
     found = plan.explain_operators()
-    for ops in map(plan.ops_of, plan.routed):
-        if not all(found[op] for op in ops):
-            continue
-        expected = "at least one operator that can run here"
-        hint = "--variants baseline measures the noise between trials without RL-Kernel"
-        where = f"run {plan.run.run}: rl_kernel.ops"
-        raise SpecError(
-            *(Problem(f"{where}: {op}", f"not eligible here ({found[op]})", expected=expected, hint=hint)
-              for op in ops)
-        )  # fmt: skip
+    where, expected = f"run {plan.run.run}: rl_kernel.ops", "at least one operator that can run here"
+    hint = "--variants baseline measures the noise between trials without RL-Kernel"
+    for variant in plan.routed:
+        ops = plan.ops_of(variant)
+        if all(found[op] for op in ops):
+            reasons = {op: f"not eligible here ({found[op]})" for op in ops}
+            raise SpecError(*(Problem(f"{where}: {op}", reasons[op], expected=expected, hint=hint) for op in ops))
 
 
 def _dump_trial(trial: Trial) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import stat
 import subprocess
@@ -10,12 +11,15 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+from tests import SUPPORT
 
 if TYPE_CHECKING:
     from tests.support.slurm.cluster import Cluster
@@ -45,7 +49,7 @@ WEIRD_NAMES = (
 
 
 # Files whose heavy tests would count each other's mounts or want the same ports.
-_CONTAINERS = ("test_images_build", "test_slurm_golden", "test_slurm_podman", "test_slurm_ray")
+_CONTAINERS = ("test_build", "test_slurm_ray")
 
 
 class OneFileAtATime(LoadScopeScheduling):  # type: ignore[misc]
@@ -83,6 +87,13 @@ def loud_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_real_tools(loud_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every real cluster tool is shadowed by one that fails loudly; a test that needs a fake puts its own in front."""
     monkeypatch.setenv("PATH", f"{loud_tools}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """What a command sets for its children, such as PYTHONPATH for checkouts, ends with the test."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -135,10 +146,10 @@ def torch_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 MiB; only root may mount one."""
+    """A file system of 16 MiB; only root may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "rlk-repro-test", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "rlk-repro-test", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         assert not os.environ.get("RLK_REPRO_REQUIRE_SLURM"), "a small file system cannot be mounted"
         pytest.skip("only root may mount a small file system")
@@ -168,10 +179,24 @@ def weird_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def rl_kernel_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever an earlier test imported: where the module lies is found anew."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "rl_engine"]:
-        monkeypatch.delitem(sys.modules, name)
+def rl_kernel_not_imported() -> Iterator[None]:
+    """Whatever a test imports: where the module lies is found anew, by the test and after it."""
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "rl_engine"]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def rl_kernel(rl_kernel_not_imported: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The registry of the double in tests/support/fake_rl_engine, alone in this process."""
+    monkeypatch.syspath_prepend(str(SUPPORT / "fake_rl_engine"))
+    return importlib.import_module("rl_engine.kernels.registry").kernel_registry
 
 
 @pytest.fixture

@@ -16,7 +16,17 @@ KERNEL = (
 # A layer is a folder or a module; of two that fit a module the longer name is its layer.
 LAYERS = (
     *KERNEL,
-    *("probes", "prepare", "workloads", "images", "image_check", "clusters.profiles", "clusters.api", "agent"),
+    *(
+        "prediction",
+        "probes",
+        "prepare",
+        "workloads",
+        "images",
+        "image_check",
+        "clusters.profiles",
+        "clusters.api",
+        "agent",
+    ),
     *("clusters", "report", "submit", "replay", "cli", "job"),
 )
 # What runs inside a trainer, or is one: no layer imports these.

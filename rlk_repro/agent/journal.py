@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 from rlk_repro.agent.parts import NodePlace
-from rlk_repro.base.clock import utc_now
 from rlk_repro.base.disk import Unwritable, open_stream
 from rlk_repro.base.errors import EXIT_BUG, RlkReproError
 from rlk_repro.base.files import dump_json_line, write_bytes
 from rlk_repro.base.places import hide_places
+from rlk_repro.base.units import utc_now
 from rlk_repro.rundir.paths import RunDir
 
 RESERVE_BYTES: Final = 256 << 10

@@ -14,8 +14,8 @@ from typing import Final
 
 from rlk_repro.agent import node
 from rlk_repro.agent.budget import Budget
+from rlk_repro.agent.ends import is_good_end
 from rlk_repro.agent.journal import Journal, find_exit_code
-from rlk_repro.agent.outcome import is_good_end
 from rlk_repro.agent.parts import Agent
 from rlk_repro.agent.process import StopTimes
 from rlk_repro.agent.ray.steps import Steps
@@ -25,18 +25,18 @@ from rlk_repro.agent.step import ROLLOUTS, Stage, read_report
 from rlk_repro.agent.trial import run_command, run_trial
 from rlk_repro.base.disk import Unwritable
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError, code_after
-from rlk_repro.base.files import write_bytes, write_json, write_text
+from rlk_repro.base.files import load_record, write_bytes, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Trial
 from rlk_repro.probes.telemetry import Current
 from rlk_repro.rundir.exits import read_exit
-from rlk_repro.rundir.progress import ProgressWriter
+from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import TrialStatus
-from rlk_repro.rundir.state import Phase
+from rlk_repro.rundir.state import Phase, ProgressWriter
 from rlk_repro.workloads import record_prepared
 from rlk_repro.workloads.environment import resolve_env
 
-PREFLIGHT_HINT: Final = "docs/preflight.md says what each check needs, and how a profile turns a check into a warning"
+PREFLIGHT_HINT: Final = "rlk-repro doctor repeats the checks; preflight.policy in the profile makes a check a warning"
 MAX_FAILED_FIRST: Final = 4
 """The run stops when its first 4 trials (each variant twice) fail, because later trials would very likely fail too."""
 
@@ -53,6 +53,8 @@ class Leader:
         self._current = Current()
         self._budget = Budget(agent.place.until)
         self._findings: list[Finding] = []
+        self._num_transports: int | None = 0
+        self._fall_back: list[Problem] = []
         self._steps = Steps(agent, self._journal.record, self._note)
 
     def run(self) -> int:
@@ -132,7 +134,7 @@ class Leader:
         others: list[Finding] = []
         for name in self._place.followers:
             others += self._collect_follower(name)
-        self._note(node.find_unlike_nodes(self._agent))
+        self._note(node.judge_nodes(self._agent))
         blocking = [finding for finding in (*others, *self._findings) if finding.level is Level.BLOCKING]
         if blocking and self._plan.profile.preflight.on_blocking == "stop":
             problems = [
@@ -191,15 +193,22 @@ class Leader:
                     return
                 self._run_trial(trial, num_left=len(trials) - number)
                 self._note_other_runs(trial)
+                if self._fall_back:
+                    raise EnvironmentMissing(*self._fall_back)
                 if trial is not trials[-1]:
                     self._require_one_that_ends_well()
 
     def _note_other_runs(self, trial: Trial) -> None:
-        """Look for runs that began after preflight on this machine, because the local cluster has no scheduler."""
-        found = self._agent.parts.find_other_runs() if self._plan.cluster == "local" else []
+        """Look for runs that began after preflight: the local cluster has no scheduler."""
+        if self._plan.cluster != "local":
+            return
+        found, beside = self._agent.parts.find_runs()
         if found:
-            where = f"{trial.name}: host.other_runs"
-            self._note([Finding(Level.WARNING, where, "no other run", f"other runs: {', '.join(found)}")])
+            where, runs = f"{trial.name}: host.other_runs", f"other runs: {', '.join(found)}"
+            self._note([Finding(Level.WARNING, where, "no other run", runs)])
+        if beside:
+            where, runs = f"{trial.name}: host.runs_beside", f"on other GPUs: {', '.join(beside)}"
+            self._note([Finding(Level.INFO, where, "a machine of its own", runs)])
 
     def _require_one_that_ends_well(self) -> None:
         folders = [self._run_dir.trial(trial.name) for trial in self._plan.trials]
@@ -227,13 +236,33 @@ class Leader:
                 self._journal.record("rollouts", trial=trial.name, files=files)
             watch = stack.enter_context(self._steps.serve(trial.name, command))
             try:
-                watch = replace(watch, see_output=self._progress.see_output, see_pid=see_pid)
+                look = partial(self._find_fall_back, self._run_dir.trial(trial.name), watch.find_trouble)
+                watch = replace(watch, see_output=self._progress.see_output, see_pid=see_pid, find_trouble=look)
                 outcome = run_trial(self._agent, command, self._run_dir.trial(trial.name), limits, watch)
             finally:
-                self._current = Current()
+                self._current, self._num_transports = Current(), None
             self._progress.end_trial(outcome.ended.duration_s)
-            self._journal.record("trial", trial=trial.name, status=outcome.status.value, reason=outcome.reason,
-                                 num_leftovers=outcome.ended.num_leftovers)  # fmt: skip
+            self._journal.record("trial", trial=trial.name, status=outcome.status.value, reason=outcome.reason)
+
+    def _find_fall_back(self, folder: TrialDir, find_trouble: Callable[[], str]) -> str:
+        """During the first trial, return why it must end if NCCL fell back to slower paths than the hardware has."""
+        if self._num_transports is None or self._plan.num_gpus < 2:
+            return find_trouble()
+        files = folder.libraries_files()
+        if len(files) == self._num_transports:
+            return find_trouble()
+        self._num_transports = len(files)
+        transports = {str(rank): load_record(path).get("transport") for rank, path in files.items()}
+        found = node.judge_nodes(self._agent, transports)
+        blocking = [item for item in found if item.level is Level.BLOCKING]
+        if found:
+            self._note(found)
+            self._num_transports = None  # one finding is enough
+        if not blocking or self._plan.profile.preflight.on_blocking != "stop":
+            return find_trouble()
+        self._fall_back = [Problem(item.where, "NCCL fell back to a slower path", got=item.found,
+                                   expected=item.expected, hint=PREFLIGHT_HINT) for item in blocking]  # fmt: skip
+        return str(self._fall_back[0])
 
     def _analyse(self) -> None:
         self._progress.enter(Phase.ENDING, "analysing")

@@ -31,25 +31,6 @@ MAX_BYTES: Final = 4096
 _HELD: Final = frozenset({errno.EWOULDBLOCK, errno.EACCES})
 
 
-class Listener:
-    """Measure for how many seconds a file has not changed; ``has_heard`` is true once the file has changed.
-
-    Only this machine's clock counts, because the clocks of two machines differ.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = _read(path)
-        self._changed = time.monotonic()
-        self.has_heard = False
-
-    def measure_silence_s(self) -> float:
-        now, found = time.monotonic(), _read(self._path)
-        if found != self._seen:
-            self._seen, self._changed, self.has_heard = found, now, True
-        return now - self._changed
-
-
 @dataclass(frozen=True)
 class Holder:
     node: str
@@ -152,13 +133,16 @@ class RunLock:
         return other
 
     def _is_alive(self, other: Holder) -> bool:
-        """Watch whether the holder on another node still changes the file; it stays silent once it has ended."""
-        file, deadlines = Listener(self._path), self._agent.deadlines
+        """Watch whether the holder on another node still changes the file, by this machine's clock alone."""
+        deadlines, before = self._agent.deadlines, _read(self._path)
         self._tell(f"looks whether the agent of {other} still runs")
-        while not file.has_heard and file.measure_silence_s() < deadlines.silent_s:
+        until = time.monotonic() + deadlines.silent_s
+        while _read(self._path) == before:
+            if time.monotonic() >= until:
+                return False
             if self._agent.stop.wait(min(LOOK_S, deadlines.pulse_s)):
                 return True
-        return file.has_heard and read_holder(self._path) is not None
+        return read_holder(self._path) is not None
 
     def _keep_alive(self) -> None:
         """Change the file until the ``with`` block ends, also while this agent ends itself: others wait for that."""

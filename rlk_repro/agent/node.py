@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlk_repro.agent.parts import Agent, NodePlace
 from rlk_repro.agent.preflight.checks import judge
@@ -17,10 +17,8 @@ from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.own_patch import with_own_patch
 from rlk_repro.plan import Plan
-from rlk_repro.probes import folder
-from rlk_repro.probes.gpu_sensors import open_sensors
 from rlk_repro.probes.gpu_use import GpuUse
-from rlk_repro.probes.telemetry import Current, Sampler
+from rlk_repro.probes.telemetry import Current, Sampler, open_sensors
 from rlk_repro.rundir.manifest import Manifest, Unknown, diff_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.checkouts import trainer_path
@@ -37,9 +35,7 @@ def describe_node(agent: Agent) -> list[Finding]:
     node = run_dir.node(agent.place.node)
     earlier = set_node_aside(node)
     with trainer_path(plan):
-        probed = agent.parts.probe_node(agent.place.node)
-    sections = {**probed.sections, folder.SECTION: folder.probe_folder(run_dir.root)}
-    manifest = replace(probed, sections=sections)
+        manifest = agent.parts.probe_node(agent.place.node)
     if agent.place.is_leader:
         manifest = with_own_patch(manifest, run_dir.own_patch, agent.make_scrubber())
     write_json(node.manifest, manifest.to_json())
@@ -64,12 +60,15 @@ def find_late_busy(agent: Agent, use: str) -> list[Finding]:
     return list(find_busy(find_late_users(agent), Level.WARNING, f"{use}: gpu"))
 
 
-def find_unlike_nodes(agent: Agent) -> list[Finding]:
+def judge_nodes(agent: Agent, transports: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Compare the nodes' manifests, or judge by them what NCCL told each rank that it uses."""
     found = [load_manifest(agent.run_dir.node(node).manifest) for node in agent.place.nodes]
-    manifests = [manifest for manifest in found if manifest is not None]
-    if not manifests:
+    nodes = [manifest for manifest in found if manifest is not None]
+    if not nodes:
         return []
-    return judge(replace(make_facts(agent.plan, manifests[0]), nodes=manifests))
+    staged = (agent.plan, agent.run_dir)
+    facts = make_facts(agent.plan, nodes[0])
+    return judge(replace(facts, staged=staged, nodes=nodes, transports=transports or {}))
 
 
 def make_facts(plan: Plan, manifest: Manifest) -> Facts:

@@ -50,18 +50,13 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
     """Check an agent's arguments, and return them as a ``NodePlace``; a job with one node needs no ``allocation``.
 
     Raises:
-        SpecError: a name is invalid or repeated, ``node`` is not in ``nodes``, or several nodes lack an allocation id.
+        SpecError: a name cannot be that of a folder, or ``node`` is not in ``nodes``.
     """
-    wrong = [name for name in nodes if not name or "/" in name or name.startswith(".")]
-    problems = [Problem("--nodes", "is not a node name", got=name, expected="a name without a slash") for name in wrong]
+    for name in nodes:
+        if not name or "/" in name or name.startswith("."):
+            raise SpecError(Problem("--nodes", "is not a node name", got=name, expected="a name without a slash"))
     if node not in nodes:
-        problems.append(Problem("--node", "not among --nodes", got=node, expected=f"one of {', '.join(nodes)}"))
-    if len(set(nodes)) < len(nodes):
-        problems.append(Problem("--nodes", "names a node twice", got=",".join(nodes), expected="each node once"))
-    if len(nodes) > 1 and not allocation:
-        problems.append(Problem("--allocation", "missing", expected="one id for the agents of all nodes"))
-    if problems:
-        raise SpecError(*problems)
+        raise SpecError(Problem("--node", "not among --nodes", got=node, expected=f"one of {', '.join(nodes)}"))
     return NodePlace(node=node, nodes=nodes, allocation=allocation or uuid.uuid4().hex, until=until)
 
 
@@ -70,8 +65,7 @@ class Deadlines:
     """The agent's time limits in seconds.
 
     The leader changes its lock file every ``pulse_s``.  To another agent that wants to lead, it counts as ended after
-    ``silent_s`` without a change; to the other nodes of its job, as lost after ``lost_s``, since shared file systems
-    may show a change only after a minute.  ``handover_s``: how long an agent waits for one of an earlier allocation.
+    ``silent_s`` without a change.  ``handover_s``: how long an agent waits for one of an earlier allocation.
     """
 
     grace_s: float = 20.0
@@ -80,7 +74,6 @@ class Deadlines:
     followers_end_s: float = 60.0
     pulse_s: float = 5.0
     silent_s: float = 30.0
-    lost_s: float = 120.0
     handover_s: float = 900.0
     ray_up_s: float = 300.0
     ray_retry_s: float = 10.0
@@ -98,18 +91,25 @@ class Parts:
     seal: Callable[[RunDir], object]
     pack: Callable[[RunDir], Path]
     find_address: Callable[[str, Sequence[str], str | None], str] = find_address
-    find_other_runs: Callable[[], list[str]] = list
+    find_runs: Callable[[], tuple[list[str], list[str]]] = lambda: ([], [])
     deadlines: Deadlines = Deadlines()
 
 
 def real_parts(workload: Workload) -> Parts:
     from rlk_repro.bundle.seal import pack, seal
     from rlk_repro.probes.gpu import busy_gpus
-    from rlk_repro.probes.host import find_other_runs
+    from rlk_repro.probes.host import find_runs
     from rlk_repro.probes.node import probe_node
 
-    return Parts(workload=workload, probe_node=probe_node, busy_gpus=busy_gpus, analyse=_analyse, seal=seal, pack=pack,
-                 find_other_runs=lambda: find_other_runs(Path("/"), os.getpid()))  # fmt: skip
+    return Parts(
+        workload=workload,
+        probe_node=probe_node,
+        busy_gpus=busy_gpus,
+        analyse=_analyse,
+        seal=seal,
+        pack=pack,
+        find_runs=lambda: find_runs(Path("/"), os.getpid()),
+    )
 
 
 def _analyse(run_dir: RunDir) -> dict[str, Any]:

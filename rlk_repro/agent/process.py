@@ -39,15 +39,11 @@ class StopTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a process ended: its exit ``code`` or the ``signal`` that killed it; ``cause`` is set if the agent ended it.
-
-    ``num_leftovers`` descendants outlived the process and were killed.
-    """
+    """A process ended with an exit ``code`` or by a ``signal``; ``cause`` is set if the agent ended it."""
 
     code: int | None
     signal: signal.Signals | None
     cause: Cause | None
-    num_leftovers: int
     duration_s: float
     trouble: str = ""
 
@@ -100,33 +96,36 @@ class _Group:
 
     def run(self, limits: StopTimes, find_trouble: Callable[[], str]) -> Ended:
         started = time.monotonic()
-        deadline, next_look = started + limits.time_limit_s, started + _TROUBLE_S
-        cause, trouble = None, ""
-        while self._guarded.status is None:
-            self._read(min(deadline, next_look))
-            now = time.monotonic()
-            if self._guarded.status is not None:
-                break
-            if cause is not None:
-                if now >= deadline:
-                    deadline = math.inf
-                    self._guarded.kill()
-                continue
-            if now >= next_look:
-                trouble, next_look = find_trouble(), time.monotonic() + _TROUBLE_S
-            if self._stop.signal is not None:
-                cause = Cause.INTERRUPT
-            elif now >= deadline:
-                cause = Cause.TIMEOUT
-            elif trouble:
-                cause = Cause.TROUBLE
-            if cause is not None:
-                deadline, next_look = time.monotonic() + limits.grace_s, math.inf
-                self._guarded.ask()
+        cause, trouble = self._watch(started + limits.time_limit_s, find_trouble)
+        if cause is not None:
+            self._guarded.ask()
+            self._read_until(time.monotonic() + limits.grace_s)
+            self._guarded.kill()
+            self._read_until(math.inf)
         return self._conclude(time.monotonic() - started, cause, trouble)
 
+    def _watch(self, deadline: float, find_trouble: Callable[[], str]) -> tuple[Cause | None, str]:
+        """Read output until the process ends (None), or until there is a cause to end it."""
+        next_look = time.monotonic() + _TROUBLE_S
+        while self._guarded.status is None:
+            self._read(min(deadline, next_look))
+            if self._guarded.status is not None:
+                break
+            if self._stop.signal is not None:
+                return Cause.INTERRUPT, ""
+            if time.monotonic() >= deadline:
+                return Cause.TIMEOUT, ""
+            if time.monotonic() >= next_look:
+                if trouble := find_trouble():
+                    return Cause.TROUBLE, trouble
+                next_look = time.monotonic() + _TROUBLE_S
+        return None, ""
+
+    def _read_until(self, deadline: float) -> None:
+        while self._guarded.status is None and time.monotonic() < deadline:
+            self._read(deadline)
+
     def _conclude(self, duration_s: float, cause: Cause | None, trouble: str) -> Ended:
-        num_leftovers = self._guarded.count_descendants()
         self._guarded.kill()
         self._drain()
         code = self._guarded.code
@@ -134,8 +133,8 @@ class _Group:
         if killer in {signal.SIGTERM, signal.SIGINT} and cause is None and self._stop.wait(_WHOLE_STEP_S):
             # schedulers signal all processes of a step, so the trainer gets the signal before this agent
             cause = Cause.INTERRUPT
-        return Ended(code=code if killer is None else None, signal=killer, cause=cause, num_leftovers=num_leftovers,
-                     duration_s=duration_s, trouble=trouble)  # fmt: skip
+        code = code if killer is None else None
+        return Ended(code=code, signal=killer, cause=cause, duration_s=duration_s, trouble=trouble)
 
     def _read(self, until: float) -> None:
         wake_fd, guard_fd, output_fd = self._stop.wake_fd, self._guarded.fileno(), self._output.fileno()

@@ -20,7 +20,12 @@ RESULTS: Final = frozenset({TrialStatus.OK, TrialStatus.FAILED, TrialStatus.OUT_
 
 def find_whole_pairs(plan: Plan, run_dir: RunDir) -> set[str]:
     """Return the names of the pairs and sessions that need no second run."""
-    return {name for name, trials in plan.groups().items() if _is_whole([run_dir.trial(item.name) for item in trials])}
+    whole = set()
+    for name, trials in plan.groups().items():
+        folders = [run_dir.trial(trial.name) for trial in trials]
+        if _is_whole(folders):
+            whole.add(name)
+    return whole
 
 
 def find_open_trials(plan: Plan, run_dir: RunDir) -> list[Trial]:

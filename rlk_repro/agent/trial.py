@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlk_repro.agent.outcome import judge
+from rlk_repro.agent.ends import judge
 from rlk_repro.agent.parts import Agent
 from rlk_repro.agent.process import Ended, StopTimes, no_trouble, run_guarded
-from rlk_repro.base.clock import format_utc, utc_now
 from rlk_repro.base.disk import writing
 from rlk_repro.base.files import write_json
 from rlk_repro.base.logwriter import LogWriter
 from rlk_repro.base.places import hide_places, make_hider
 from rlk_repro.base.secrets import Scrubber, scrub_argv
 from rlk_repro.base.stop import Stop
+from rlk_repro.base.units import format_utc, utc_now
 from rlk_repro.probes import environment
 from rlk_repro.probes.host import count_oom_kills
 from rlk_repro.rundir.exits import EXIT_SCHEMA

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rlk_repro.analysis.sessions import Session
-from rlk_repro.logs.ops import read_ops
+from rlk_repro.analysis.measured import Measured, Records
 from rlk_repro.logs.ops_lines import Tokens
-from rlk_repro.plan import Plan
 from rlk_repro.rundir.agreement import LADDER, NUM_CLASSES, NUM_LOG_PROBS, AgreementResult, LargestDifference
-from rlk_repro.rundir.paths import RunDir, TrialDir
-from rlk_repro.rundir.results import PairResult
 from rlk_repro.spec.values import BASELINE, ENABLED
 
 Table = tuple[tuple[int, ...], ...]
@@ -24,32 +20,27 @@ class _Found(NamedTuple):
     tokens: Tokens
 
 
-def summarise_agreement(
-    plan: Plan, run_dir: RunDir, pairs: Sequence[PairResult], sessions: Sequence[Session]
-) -> Iterator[AgreementResult]:
-    scored = {pair.pair for pair in pairs if pair.is_counted}
-    compared = {session.trial.name: session for session in sessions}
+def read(records: Records) -> Measured:
+    """Summarise, for each variant, the tokens of the scored steps of the trials that count."""
+    plan = records.plan
+    scored = {pair.pair for pair in records.pairs if pair.is_counted}
+    sessions = {session.trial.name: session for session in records.sessions}
     by_variant: dict[str, list[_Found]] = {BASELINE: [], ENABLED: []}
     for trial in plan.trials if plan.run.workload.has_variants else ():
         if trial.pair not in scored:
             continue
-        session = compared.get(trial.name)
-        everything = range(plan.run.measure.warmup_steps, plan.num_steps)
-        steps: Collection[int] = set(everything if session is None else session.schedule.list_compared(session.faults))
-        for rank, step, tokens in _read(run_dir.trial(trial.name), steps):
-            variant: str = trial.variant if session is None else session.schedule.variant_of(step)
-            found = _Found(f"{trial.name}, step {step}, rank {rank}", (trial.name, step), tokens)
-            by_variant[variant].append(found)
-    for variant, items in by_variant.items():
-        if items:
-            yield _add_up(variant, items)
-
-
-def _read(folder: TrialDir, steps: Collection[int]) -> Iterator[tuple[int, int, Tokens]]:
-    for rank in read_ops(folder).ranks:
-        for _, step in rank.steps.values():
-            if step.step in steps and step.agreement is not None:
-                yield rank.rank, step.step, step.agreement
+        session = sessions.get(trial.name)
+        if session is None:
+            steps = set(range(plan.run.measure.warmup_steps, plan.num_steps))
+        else:
+            steps = set(session.schedule.list_compared(session.faults))
+        for rank, step, tokens in records.tokens[trial.name]:
+            if step in steps:
+                variant: str = trial.variant if session is None else session.schedule.variant_of(step)
+                place = f"{trial.name}, step {step}, rank {rank}"
+                by_variant[variant].append(_Found(place, (trial.name, step), tokens))
+    results = [_add_up(variant, items) for variant, items in by_variant.items() if items]
+    return Measured(keys={"agreement": tuple(results)})
 
 
 def _add_up(variant: str, found: Sequence[_Found]) -> AgreementResult:

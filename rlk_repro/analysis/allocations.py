@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rlk_repro.base.clock import format_utc, parse_utc
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import load_json, read_start
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.units import count, group
+from rlk_repro.base.units import count, format_utc, group, parse_utc
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import ExitRecord, read_exit
 from rlk_repro.rundir.manifest import Manifest

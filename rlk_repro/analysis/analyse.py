@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from rlk_repro.analysis.agreement import summarise_agreement
+from rlk_repro.analysis import agreement, checks, microbatch, operators
 from rlk_repro.analysis.allocations import describe_allocations, find_misfits, find_unknown_nodes
-from rlk_repro.analysis.checks import check_agreement
-from rlk_repro.analysis.gates import Evidence
-from rlk_repro.analysis.microbatch import find_largest
+from rlk_repro.analysis.evidence import Evidence
+from rlk_repro.analysis.measured import Records
 from rlk_repro.analysis.noise import find_noise
-from rlk_repro.analysis.operators import OperatorTable, read_operators
-from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
+from rlk_repro.analysis.sessions import compare_sessions, pool_step_times, read_session
 from rlk_repro.analysis.transport import find_fallbacks
 from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
 from rlk_repro.analysis.verdict import decline, judge
@@ -25,11 +23,12 @@ from rlk_repro.base.findings import Finding, Level, limit_findings
 from rlk_repro.base.units import count, group, name_some
 from rlk_repro.logs.telemetry import find_throttled, parse_telemetry
 from rlk_repro.plan import Plan, Trial, find_run_id
-from rlk_repro.rundir.differences import Kind, PairRecord, read_pair
+from rlk_repro.rundir.differences import Kind, read_pair
 from rlk_repro.rundir.manifest import Manifest, Unknown, diff_nodes
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import (
     Analysis,
+    BlockResult,
     PairResult,
     PairStatus,
     ProofStatus,
@@ -57,6 +56,8 @@ HEADLINE_FACTS: Final = (
     (OURSELVES.title, "code.rlk_repro.version"),
     *((f"{source.title} commit", f"code.{source.section}.commit") for source in (OURSELVES, VIME, RL_KERNEL, MEGATRON)),
 )
+MEASURED: Final = (operators.read, agreement.read, checks.read, microbatch.read)
+"""What a run measures besides step times."""
 LIBRARIES: Final = ("torch", "cuda", "hip", "cudnn", "nccl")
 MAX_ALIKE: Final = 20
 MIN_COPIED: Final = 4
@@ -72,49 +73,28 @@ def analyse(run_dir: RunDir) -> Analysis:
     record = read_plan(run_dir.plan)
     plan = Plan.from_json(record, "plan.json")
     throttled, refused = _read_telemetry(run_dir)
-    sessions = tuple(
-        read_session(plan, trial, run_dir.trial(trial.name), throttled.get(trial.name))
-        for trial in (plan.trials if plan.is_crossover else ())
-    )
-    trials = tuple(_read_trials(plan, run_dir, throttled, sessions))
-    misfits = dict(_find_copies(plan, trials)) | find_misfits(plan, run_dir)
-    compared, blocks = compare_sessions(sessions)
-    made = _drop_misfits(compared, misfits) if sessions else _make_pairs(plan, trials, misfits)
-    pairs = tuple(made)
+    records = _read_records(plan, run_dir, throttled)
+    scored = [pair.pair for pair in records.pairs if pair.status is PairStatus.SCORED]
     manifests, findings = _read_manifests(run_dir)
-    records = {name: read_pair(run_dir, *trials, plan.switches) for name, trials in plan.pairs().items()}
-    differences = [*_find_differences(records), *find_fallbacks(plan, run_dir, manifests)]
-    scored = [pair.pair for pair in pairs if pair.status is PairStatus.SCORED]
-    missing = [*_find_missing_records(scored, records), *find_unknown_nodes(plan, run_dir, scored)]
-    findings += describe_allocations(plan, run_dir, scored)
-    unplanned = list(_find_unplanned(plan, run_dir))
-    table = None if plan.run.workload.has_variants else read_operators(plan, run_dir)
-    shadows = tuple(item for session in sessions for item in session.shadows)
-    counted = [pair.pair for pair in pairs if pair.is_counted]
-    noise = find_noise(sessions, counted) if plan.run.measure.rules > 1 else {}
-    evidence = Evidence(
-        measure=plan.run.measure,
-        lane=plan.run.lane,
-        workload=plan.run.workload.kind,
-        pairs=pairs,
-        trials={trial.name: trial for trial in trials},
-        differences=differences,
-        missing=[item.where for item in missing],
-        blocks=blocks,
-        shadows=shadows,
-        switch="" if plan.run.switch is None else plan.run.switch.title,
-        title=plan.run.implementation_title,
-        serving=plan.serving,
-        has_rollout_log_probs=plan.run.workload.has_rollout_log_probs(plan.run.lane),
-        noise=noise,
-    )
-    checks = tuple(check_agreement(plan, run_dir))
-    microbatches = tuple(find_largest(plan, trials))
-    judgement = (
-        decline(evidence, checks, microbatches, is_exploratory=plan.is_exploratory)
-        if checks or microbatches or table is not None
-        else judge(evidence, is_exploratory=plan.is_exploratory)
-    )
+    # Variants that were started differently, or without a record of how, cannot be compared.
+    differences, missing = _compare_starts(plan, run_dir, scored)
+    differences += find_fallbacks(plan, run_dir, manifests)
+    missing += find_unknown_nodes(plan, run_dir, scored)
+    findings += [*describe_allocations(plan, run_dir, scored), *refused, *differences]
+    findings += [*_limit(missing), *_limit(list(_find_unplanned(plan, run_dir)))]
+    evidence = _gather_evidence(records, differences, missing)
+    facts = _facts(run_dir, manifests, records.trials)
+    # Most runs compare speed; a thing with a headline of its own says its result instead.
+    judgement = None
+    keys: dict[str, Any] = {"trials": tuple(records.trials)}
+    for read in MEASURED:
+        found = read(records)
+        keys |= found.keys
+        facts |= found.facts
+        if found.headline:
+            judgement = decline(evidence, found.headline, found.reasons, is_exploratory=plan.is_exploratory)
+    judgement = judgement or judge(evidence, is_exploratory=plan.is_exploratory)
+    num_controls = sum(first.is_control for first, _ in plan.pairs().values())
     analysis = Analysis(
         run=plan.run.run,
         run_id=find_run_id(record, run_dir.run_id),
@@ -125,39 +105,80 @@ def analyse(run_dir: RunDir) -> Analysis:
         cluster=plan.cluster,
         experiment_hash=plan.experiment_hash,
         plan_hash=plan.plan_hash,
-        num_pairs_planned=len(sessions) or sum(not first.is_control for first, _ in plan.pairs().values()),
-        num_control_pairs_planned=sum(first.is_control for first, _ in plan.pairs().values()),
+        num_pairs_planned=len(records.sessions) or len(plan.pairs()) - num_controls,
+        num_control_pairs_planned=num_controls,
         num_warmup_steps=plan.run.measure.warmup_steps,
         num_scored_steps=plan.run.measure.num_scored,
-        facts=_facts(run_dir, manifests, trials) | ({} if table is None else dict(table.facts)),
-        trials=trials if table is None else tuple(_add_rejects(trials, table)),
-        pairs=pairs,
+        facts=facts,
+        pairs=tuple(records.pairs),
         effects=judgement.effects,
         noise_floor=judgement.noise_floor,
         gates=judgement.gates,
         verdict=judgement.verdict,
         notes=tuple(_notes(run_dir)),
-        findings=tuple(limit_findings([*findings, *refused, *differences, *_limit(missing), *_limit(unplanned)])),
-        operators=() if table is None else table.results,
-        blocks=tuple(blocks),
-        shadows=shadows,
-        pooled=pool_step_times(sessions),
+        findings=tuple(limit_findings(findings)),
+        blocks=tuple(records.blocks),
+        shadows=tuple(evidence.shadows),
+        pooled=pool_step_times(records.sessions),
         switch=plan.run.switch_title,
-        agreement=tuple(summarise_agreement(plan, run_dir, pairs, sessions)),
-        checks=checks,
-        microbatches=microbatches,
+        **keys,
     )
     # The analysis file holds 12 digits of each number, so the returned analysis is rounded to 12 digits too.
-    return Analysis.from_json(json.loads(analysis.content))
+    rounded = Analysis.from_json(json.loads(analysis.content))
+    vars(rounded)["content"] = analysis.content  # rounding twice gives the same bytes
+    return rounded
 
 
-def _read_trials(
-    plan: Plan, run_dir: RunDir, throttled: Mapping[str, float], sessions: Sequence[Session]
-) -> Iterator[TrialResult]:
-    for session in sessions:
-        yield from session.arms
-    for trial in () if sessions else plan.trials:
-        yield read_trial(plan, trial, run_dir.trial(trial.name), throttled.get(trial.name))
+def _read_records(plan: Plan, run_dir: RunDir, throttled: Mapping[str, float]) -> Records:
+    """Read all trials, and compare the variants in each pair of trials or in each session."""
+    sessions, tokens = [], {}
+    trials: list[TrialResult] = []
+    blocks: list[BlockResult] = []
+    for trial in plan.trials:
+        folder, share = run_dir.trial(trial.name), throttled.get(trial.name)
+        if plan.is_crossover:
+            session = read_session(plan, trial, folder, share)
+            sessions.append(session)
+            trials += session.arms
+            tokens[trial.name] = session.tokens
+        else:
+            result, tokens[trial.name] = read_trial(plan, trial, folder, share)
+            trials.append(result)
+    if plan.is_crossover:
+        pairs, blocks = compare_sessions(sessions)
+    else:
+        pairs = list(_make_pairs(plan, trials))
+    misfits = dict(_find_copies(plan, trials)) | find_misfits(plan, run_dir)
+    return Records(
+        plan=plan,
+        run_dir=run_dir,
+        trials=trials,
+        pairs=list(_drop_misfits(pairs, misfits)),
+        sessions=sessions,
+        blocks=blocks,
+        tokens=tokens,
+    )
+
+
+def _gather_evidence(records: Records, differences: Sequence[Finding], missing: Sequence[Finding]) -> Evidence:
+    plan, sessions = records.plan, records.sessions
+    counted = [pair.pair for pair in records.pairs if pair.is_counted]
+    return Evidence(
+        measure=plan.run.measure,
+        lane=plan.run.lane,
+        workload=plan.run.workload.kind,
+        pairs=records.pairs,
+        trials={trial.name: trial for trial in records.trials},
+        differences=differences,
+        missing=[item.where for item in missing],
+        blocks=records.blocks,
+        shadows=[item for session in sessions for item in session.shadows],
+        switch="" if plan.run.switch is None else plan.run.switch.title,
+        title=plan.run.implementation_title,
+        serving=plan.serving,
+        has_rollout_log_probs=plan.run.workload.has_rollout_log_probs(plan.run.lane),
+        noise=find_noise(sessions, counted) if plan.run.measure.rules > 1 else {},
+    )
 
 
 def _find_copies(plan: Plan, trials: Sequence[TrialResult]) -> Iterator[tuple[str, str]]:
@@ -176,35 +197,26 @@ def _drop_misfits(pairs: Iterable[PairResult], misfits: Mapping[str, str]) -> It
         yield replace(pair, status=PairStatus.VOID, reason=misfit) if misfit else pair
 
 
-def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterator[TrialResult]:
-    for trial in trials:
-        found = {f"operators: {reason}": number for reason, number in table.rejects.get(trial.name, {}).items()}
-        yield replace(trial, rejects={**trial.rejects, **found})
-
-
 def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, float], list[Finding]]:
     paths = [node.telemetry for node in run_dir.node_dirs()]
-    files = [path for path in paths if path.is_file()]
-    found = [parse_telemetry(path) for path in files]
-    refused = [
-        Finding(
-            Level.WARNING, path.relative_to(run_dir.root).as_posix(), "samples", f"{count(number, 'line')}: {reason}"
-        )
-        for path, item in zip(files, found, strict=True)
-        for reason, number in item.reject_counts.items()
-    ]
-    lacking = [path for path in paths if files and path not in files]
-    refused += [
-        Finding(Level.WARNING, path.relative_to(run_dir.root).as_posix(), "telemetry", "missing") for path in lacking
-    ]
-    return find_throttled(found), refused
+    found, refused, lacking = [], [], []
+    for path in paths:
+        where = path.relative_to(run_dir.root).as_posix()
+        if not path.is_file():
+            lacking.append(Finding(Level.WARNING, where, "telemetry", "missing"))
+            continue
+        item = parse_telemetry(path)
+        found.append(item)
+        for reason, number in item.reject_counts.items():
+            refused.append(Finding(Level.WARNING, where, "samples", f"{count(number, 'line')}: {reason}"))
+    return find_throttled(found), refused + lacking if found else []
 
 
-def _make_pairs(plan: Plan, found: Sequence[TrialResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
+def _make_pairs(plan: Plan, found: Sequence[TrialResult]) -> Iterator[PairResult]:
     trials = {trial.name: trial for trial in found}
     for name, (first, second) in plan.pairs().items():
         left, right = trials[first.name], trials[second.name]
-        status, reason = _pair_status(plan, left, right, misfits.get(name, ""))
+        status, reason = _pair_status(plan, left, right)
         is_control, control_reason = _control(first, right)
         yield PairResult(
             pair=name,
@@ -219,19 +231,18 @@ def _make_pairs(plan: Plan, found: Sequence[TrialResult], misfits: Mapping[str, 
         )
 
 
-def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: str) -> tuple[PairStatus, str]:
-    for trial in (first, second):
+def _pair_status(plan: Plan, first: TrialResult, second: TrialResult) -> tuple[PairStatus, str]:
+    trials = (first, second)
+    for trial in trials:
         if not plan.run.is_routed(trial.variant) and trial.proof is not ProofStatus.NOT_REQUESTED:
             return PairStatus.VOID, f"{trial.name}: {plan.serving} may have run ({trial.proof_reason or trial.proof})"
-    ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
+    ended_badly = [f"{trial.name}: {trial.status}" for trial in trials if trial.status is not TrialStatus.OK]
     if ended_badly:
-        return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)
-    if misfit:
-        return PairStatus.VOID, misfit
-    unproved = next((trial for trial in (first, second) if not _is_proved(plan, trial)), None)
-    if unproved is None:
-        return PairStatus.SCORED, ""
-    return PairStatus.VOID, f"{unproved.name}: {unproved.proof} ({unproved.proof_reason})"
+        return PairStatus.DROPPED, "; ".join(ended_badly)
+    for trial in trials:
+        if not _is_proved(plan, trial):
+            return PairStatus.VOID, f"{trial.name}: {trial.proof} ({trial.proof_reason})"
+    return PairStatus.SCORED, ""
 
 
 def _is_proved(plan: Plan, trial: TrialResult) -> bool:
@@ -267,18 +278,20 @@ def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
     return manifests, findings
 
 
-def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    for pair, record in records.items():
+def _compare_starts(plan: Plan, run_dir: RunDir, scored: Sequence[str]) -> tuple[list[Finding], list[Finding]]:
+    """Return what pairs were started with differently, and the records that scored pairs lack."""
+    differences, missing = [], []
+    for pair, trials in plan.pairs().items():
+        record = read_pair(run_dir, *trials, plan.switches)
         for part, items in record.differences.items():
             for item in items:
                 if item.kind is Kind.UNDECLARED:
-                    yield Finding(Level.BLOCKING, f"{pair}.{part}.{item.name}", item.baseline, item.enabled)
-
-
-def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    for pair in (name for name in pairs if name in records):
-        for where, found in records[pair].missing.items():
-            yield Finding(Level.WARNING, where, "a record to compare", found)
+                    where = f"{pair}.{part}.{item.name}"
+                    differences.append(Finding(Level.BLOCKING, where, item.baseline, item.enabled))
+        if pair in scored:
+            for where, found in record.missing.items():
+                missing.append(Finding(Level.WARNING, where, "a record to compare", found))
+    return differences, missing
 
 
 def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
@@ -293,9 +306,7 @@ def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 def _limit(findings: Sequence[Finding]) -> Iterator[Finding]:
     yield from findings[:MAX_ALIKE]
     if rest := findings[MAX_ALIKE:]:
-        yield Finding(
-            rest[0].level, rest[0].where, rest[0].expected, f"{rest[0].found}, and {len(rest) - 1} more like this"
-        )
+        yield replace(rest[0], found=f"{rest[0].found}, and {len(rest) - 1} more like this")
 
 
 def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[TrialResult]) -> dict[str, str]:

@@ -29,14 +29,14 @@ class MemoryVerdict:
 
 
 WORDS: Final = {
-    Place.BELOW: MemoryWord.SMALLER,
-    Place.ABOVE: MemoryWord.LARGER,
-    Place.WITHIN: MemoryWord.SAME,
-    Place.ACROSS: MemoryWord.INCONCLUSIVE,
+    Place.BELOW: (MemoryWord.SMALLER, "enabled's peak is lower by more than"),
+    Place.ABOVE: (MemoryWord.LARGER, "enabled's peak is higher by more than"),
+    Place.WITHIN: (MemoryWord.SAME, "the variants differ by less than"),
+    Place.ACROSS: (MemoryWord.INCONCLUSIVE, "too noisy to tell whether the change is within or beyond"),
 }
 NEEDED: Final = frozenset({PAIRS, SESSIONS, BLOCKS, MANIFESTS, PEAK_MEMORY})
 """Gates without whose decision memory is not judged either."""
-NOT_RESERVED: Final = "; reserved memory is not compared: a session's variants share it (use measure.design: parallel)"
+NOT_RESERVED: Final = "; to compare reserved memory too, use --set measure.design=parallel"
 
 
 def judge_memory(analysis: Analysis) -> MemoryVerdict:
@@ -47,17 +47,9 @@ def judge_memory(analysis: Analysis) -> MemoryVerdict:
     if reason := _find_obstacle(analysis):
         return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence=f"inconclusive: {reason}; {size}")
     smallest = analysis.verdict.smallest_effect
-    word = WORDS[place_interval(effect, beyond=smallest, within=smallest)]
-    share = f"{format_number(100 * smallest, 3)} %"
-    meaning = {
-        MemoryWord.SMALLER: f"enabled's peak is lower by more than {share}",
-        MemoryWord.LARGER: f"enabled's peak is higher by more than {share}",
-        MemoryWord.SAME: f"the variants differ by less than {share}",
-        MemoryWord.INCONCLUSIVE: f"too noisy to tell whether the change is within or beyond {share}",
-    }[word]
-    return MemoryVerdict(
-        word=word, sentence=f"{word}: {meaning}; {size}{NOT_RESERVED if analysis.is_crossover else ''}"
-    )
+    word, meaning = WORDS[place_interval(effect, beyond=smallest, within=smallest)]
+    sentence = f"{word}: {meaning} {format_number(100 * smallest, 3)} %; {size}"
+    return MemoryVerdict(word=word, sentence=sentence + (NOT_RESERVED if analysis.is_crossover else ""))
 
 
 def _find_obstacle(analysis: Analysis) -> str:

@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
+from rlk_repro.analysis.measured import Measured, Records
 from rlk_repro.logs.operators import CellKey, OperatorLog, OracleCheck, Time, parse_operators
-from rlk_repro.plan import Plan
 from rlk_repro.rundir.operator_results import REFERENCE, OperatorKind, OperatorResult, OperatorStatus, OperatorTrial
-from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import TrialResult
 
 BANDWIDTH: Final = "memory bandwidth, measured"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OperatorTable:
-    """``facts`` holds the device's measured rates; ``rejects`` counts the refused lines of each log by reason."""
-
-    results: tuple[OperatorResult, ...]
-    facts: Mapping[str, str]
-    rejects: Mapping[str, Mapping[str, int]]
+NOTHING_COMPARED: Final = (
+    "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
+)
 
 
-def read_operators(plan: Plan, run_dir: RunDir) -> OperatorTable:
-    folders = [run_dir.trial(trial.name) for trial in plan.trials]
+def read(records: Records) -> Measured:
+    plan = records.plan
+    if plan.run.workload.has_variants:
+        return Measured()
+    folders = [records.run_dir.trial(trial.name) for trial in plan.trials]
     logs = {folder.name: parse_operators(folder.stdout) for folder in folders if folder.stdout.is_file()}
     warmup = plan.run.measure.warmup_steps
     trials = {name: dict(_read_trial(name, log, warmup)) for name, log in logs.items()}
     keys = dict.fromkeys(key for log in logs.values() for key in log.times)
-    return OperatorTable(
-        results=tuple(_make_result(key, logs, trials) for key in keys),
+    results = tuple(_make_result(key, logs, trials) for key in keys)
+    return Measured(
+        keys={"operators": results, "trials": tuple(_add_rejects(records.trials, logs))},
         facts=dict(_find_facts(logs.values())),
-        rejects={name: log.num_rejects for name, log in logs.items() if log.num_rejects},
+        headline=NOTHING_COMPARED,
+        reasons=records.failures,
     )
+
+
+def _add_rejects(trials: Iterable[TrialResult], logs: Mapping[str, OperatorLog]) -> Iterator[TrialResult]:
+    for trial in trials:
+        rejects = logs[trial.name].num_rejects if trial.name in logs else {}
+        found = {f"operators: {reason}": number for reason, number in rejects.items()}
+        yield replace(trial, rejects={**trial.rejects, **found})
 
 
 def _read_trial(name: str, log: OperatorLog, warmup: int) -> Iterator[tuple[CellKey, OperatorTrial]]:
@@ -58,8 +66,8 @@ def _find_median(records: Sequence[tuple[int, Time]]) -> float | None:
 def _find_status(records: Sequence[Time], check: OracleCheck | None) -> tuple[OperatorStatus, str]:
     if not records:
         return OperatorStatus.FAILED, "the process ended before a scored sweep"
-    for record in (*records, *(() if check is None else (check,))):
-        if record.status is not OperatorStatus.PASSED:
+    for record in [*records, check]:
+        if record is not None and record.status is not OperatorStatus.PASSED:
             return record.status, record.reason
     if not all(record.samples_s for record in records):
         return OperatorStatus.FAILED, "a scored sweep recorded no time"

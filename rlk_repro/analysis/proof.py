@@ -76,9 +76,9 @@ def find_unswitched(ops_log: OpsLog, step: int, planned: str, *, of_tokens: bool
 
 def _find_other_variant(ops_log: OpsLog, step: int, planned: str) -> str:
     found = ops_log.variant_of(step)
-    return (
-        "" if found == planned else f"step {step} is planned as {planned} and recorded as {found or 'neither variant'}"
-    )
+    if found == planned:
+        return ""
+    return f"step {step} is planned as {planned} and recorded as {found or 'neither variant'}"
 
 
 def prove(
@@ -156,41 +156,47 @@ def _prove_op(
     undecided = [rank.rank for rank in ops_log.ranks if all(item.op != op for item in rank.decisions)]
     if undecided:
         return Proof(status=ProofStatus.MISSING, reason=f"no decision on rank {undecided[0]}")
-    own = next((item for item in decisions if not item.is_served), None)
-    if own is not None:
-        return Proof(status=ProofStatus.FALLBACK, reason=own.reason)
+    for item in decisions:
+        if not item.is_served:
+            return Proof(status=ProofStatus.FALLBACK, reason=item.reason)
     found = {
         item.implementation: ALL_OPERATORS[op].find_implementation(platform, item.implementation) for item in decisions
     }
-    refused = next((name for name, implementation in found.items() if implementation is None), None)
-    if refused is not None:
-        return Proof(status=ProofStatus.FALLBACK, reason=f"{refused} is not an accepted implementation on {platform}")
+    for name, implementation in found.items():
+        if implementation is None:
+            reason = f"{name} is not an accepted implementation on {platform}"
+            return Proof(status=ProofStatus.FALLBACK, reason=reason)
     if ops_log.calls.get(op, OpCount()).fallbacks:
         return Proof(status=ProofStatus.FALLBACK, reason=f"{ops_log.calls[op].fallbacks} calls fell back")
-    odd = next((f"{rank.source}:{line}: {step.odd[op]}" for rank in ops_log.ranks
-                for line, step in rank.steps.values() if op in step.odd), None)  # fmt: skip
-    if odd is not None:
-        return Proof(status=ProofStatus.MISSING, reason=odd)
-    variants = dict.fromkeys(ops_log.steps()) if planned is None else planned
-    steps = (find_unproved(ops_log, op, step, variant, num_stages, serves) for step, variant in variants.items())
-    if unproved := next(filter(None, steps), ""):
-        return Proof(status=ProofStatus.MISSING, reason=unproved)
-    unseen = _find_unseen_kernel(ops_log, found.values())
-    if unseen:
-        return Proof(status=ProofStatus.MISSING, reason=unseen)
+    gap = _find_gap_in_steps(ops_log, op, planned, num_stages, serves) or _find_unseen_kernel(ops_log, found.values())
+    if gap:
+        return Proof(status=ProofStatus.MISSING, reason=gap)
     is_native = any(implementation is not None and implementation.is_native for implementation in found.values())
     reason = "RL-Kernel's operator ran as plain PyTorch" if is_native else ""
     return Proof(status=ProofStatus.NATIVE if is_native else ProofStatus.PROVED, reason=reason)
+
+
+def _find_gap_in_steps(
+    ops_log: OpsLog, op: str, planned: Mapping[int, str] | None, num_stages: int, serves: str
+) -> str:
+    for rank in ops_log.ranks:
+        for line, record in rank.steps.values():
+            if op in record.odd:
+                return f"{rank.source}:{line}: {record.odd[op]}"
+    for step in ops_log.steps() if planned is None else planned:
+        variant = None if planned is None else planned[step]
+        if unproved := find_unproved(ops_log, op, step, variant, num_stages, serves):
+            return unproved
+    return ""
 
 
 def _find_foreign_kernel(ops_log: OpsLog) -> str:
     if unprofiled := _find_unprofiled(ops_log):
         return unprofiled
     for rank in ops_log.ranks:
-        names = rank.kernels.names if rank.kernels is not None else ()
-        found = next((name for name in names if any(part in name for part in KERNELS)), None)
-        if found is not None:
-            return f"{rank.source}: RL-Kernel's {found} ran, though it was off"
+        for name in rank.kernels.names if rank.kernels is not None else ():
+            if any(part in name for part in KERNELS):
+                return f"{rank.source}: RL-Kernel's {name} ran, though it was off"
     return ""
 
 
@@ -199,10 +205,10 @@ def _find_unseen_kernel(ops_log: OpsLog, implementations: Iterable[Implementatio
         return unprofiled
     wanted = [part for item in implementations if item is not None for part in item.kernels]
     for rank in ops_log.ranks:
-        names = rank.kernels.names if rank.kernels is not None else None
-        absent = [part for part in wanted if names is not None and not any(part in name for name in names)]
-        if absent:
-            return f"{rank.source}: the profiler saw no {', '.join(absent)}"
+        if rank.kernels is not None:
+            seen = "\n".join(rank.kernels.names)
+            if absent := [part for part in wanted if part not in seen]:
+                return f"{rank.source}: the profiler saw no {', '.join(absent)}"
     return ""
 
 

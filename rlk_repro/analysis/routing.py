@@ -48,9 +48,15 @@ def compare_routing(
         "num": num, "num_unequal": num_unequal, "largest": largest, "dtype": dtype, "bound": bound,
         "points": tuple(layers), "curve": tuple(sum(row) / len(row) for row in differs),
     }  # fmt: skip
+    word, found = judge_size(largest, bound, dtype, found)
+    return word, found, numbers
+
+
+def judge_size(largest: float | None, bound: float | None, dtype: str, found: str) -> tuple[CheckWord, str]:
+    """Compare the largest difference, None if it is not finite, with the contract's bound."""
     if bound is None:
-        return CheckWord.NOT_MEASURED, f"the contract has no bound for {dtype}; {found}", numbers
-    return CheckWord.FAIL if largest > bound else CheckWord.PASS, found, numbers
+        return CheckWord.NOT_MEASURED, f"the contract has no bound for {dtype}; {found}"
+    return CheckWord.FAIL if largest is None or largest > bound else CheckWord.PASS, found
 
 
 def _list_shares(differs: Sequence[Sequence[bool]]) -> Iterator[float]:

@@ -16,6 +16,7 @@ from rlk_repro.analysis.shadows import summarise_shadows
 from rlk_repro.analysis.trials import count_steps, fell_back_everywhere, read_unproved, summarise_all
 from rlk_repro.base.units import count
 from rlk_repro.logs.ops import OpsLog
+from rlk_repro.logs.ops_lines import Tokens
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import (
@@ -76,6 +77,7 @@ class Session:
     faults: Mapping[int, str]
     arms: tuple[TrialResult, TrialResult]
     shadows: tuple[ShadowResult, ...] = ()
+    tokens: tuple[tuple[int, int, Tokens], ...] = ()
     rules: int = 1
 
     @property
@@ -83,22 +85,30 @@ class Session:
         return self.arms[0].status is TrialStatus.OK
 
     def effect(self, metric: str, block: int, *, is_scored: bool = True) -> float | None:
-        """Return ln(B / A) of one block, or None if the block does not count or lacks a value."""
+        """Return ln(B / A) of one block, or None if the block does not count or lacks a value.
+
+        It is that of the last step of each period, which is scored, or else of the first, which follows a change.
+        """
         if block in self.faults or metric not in self.values:
             return None
-        period = self.schedule.period_steps
-        steps = self.schedule.steps_of_blocks[block][period - 1 if is_scored else 0 :: period]
-        values = [self.values[metric][step] for step in steps]
+        period, steps = self.schedule.period_steps, self.schedule.steps_of_blocks[block]
+        values = []
+        for start in range(0, len(steps), period):
+            step = steps[start + period - 1] if is_scored else steps[start]
+            values.append(self.values[metric][step])
         return block_effect(self.schedule.blocks[block].order, values)
 
-    def effects(self, metric: str, *, is_control: bool = False, is_scored: bool = True) -> list[float] | None:
-        """Return the effects of all blocks without a fault; None if there is no such block or a value is missing."""
-        found = [
-            self.effect(metric, block, is_scored=is_scored)
-            for block, item in enumerate(self.schedule.blocks)
-            if item.is_control is is_control and block not in self.faults
-        ]
-        return [value for value in found if value is not None] if found and None not in found else None
+    def effects(self, metric: str, *, is_scored: bool = True) -> list[float] | None:
+        """Return the effects of all comparing blocks without a fault; None if there is none or a value is missing."""
+        found = []
+        for block, item in enumerate(self.schedule.blocks):
+            if item.is_control or block in self.faults:
+                continue
+            value = self.effect(metric, block, is_scored=is_scored)
+            if value is None:
+                return None
+            found.append(value)
+        return found or None
 
 
 def read_session(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | None) -> Session:
@@ -123,7 +133,8 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | 
     whole = replace(result, proof=proof.status, proof_reason=proof.reason)
     session = make_session(trial, whole, schedule, faults, lane=plan.run.lane, rules=plan.run.measure.rules)
     serving = count_serving(ops, plan.layout.pipeline_parallel)
-    return replace(session, shadows=tuple(summarise_shadows(trial.pair, ops, serving)))
+    shadows = tuple(summarise_shadows(trial.pair, ops, serving))
+    return replace(session, shadows=shadows, tokens=tuple(ops.tokens()))
 
 
 def make_session(
@@ -144,47 +155,39 @@ def _count_tokens(values: Values) -> list[float | None]:
 def _find_faults(
     plan: Plan, ops: OpsLog, schedule: Schedule, step_times: Sequence[float | None]
 ) -> Iterator[tuple[int, str]]:
-    decisions = ops.decisions()
-    served = {
-        op: variant
-        for variant in plan.routed
-        for op in plan.ops_of(variant)
-        if any(item.op == op and item.is_served for item in decisions)
-    }
+    """Yield each block that does not count, with the first reason."""
+    called = {item.op for item in ops.decisions() if item.is_served}
+    served = {op: variant for variant in plan.routed for op in plan.ops_of(variant) if op in called}
     uncounted = _find_uncounted(ops, len(schedule.rollouts)) if plan.num_gpus else set()
     for block, steps in enumerate(schedule.steps_of_blocks):
-        unswitched = (
-            find_unswitched(ops, step, schedule.variant_of(step), of_tokens=AGREEMENT_RECORD in plan.run.switch.enabled)
-            for step in steps
-            if plan.run.switch
-        )
-        found = (_find_fault(plan, ops, served, schedule, step_times, uncounted, step) for step in steps)
-        if fault := next(filter(None, (*unswitched, *found)), ""):
-            yield block, fault
+        for step in steps:
+            fault = _find_unproved_step(plan, ops, served, step, schedule.variant_of(step))
+            if not fault and schedule.is_scored(step):
+                fault = _find_unmeasured(ops, step_times, uncounted, step)
+            if fault:
+                yield block, fault
+                break
 
 
-def _find_fault(
-    plan: Plan,
-    ops: OpsLog,
-    served: Mapping[str, str],
-    schedule: Schedule,
-    step_times: Sequence[float | None],
-    uncounted: Collection[int],
-    step: int,
-) -> str:
-    stages, planned = plan.layout.pipeline_parallel, schedule.variant_of(step)
-    unproved = (find_unproved(ops, op, step, planned, stages, serves) for op, serves in served.items())
-    if found := next(filter(None, unproved), ""):
-        return found
-    if not schedule.is_scored(step):
-        return ""
+def _find_unproved_step(plan: Plan, ops: OpsLog, served: Mapping[str, str], step: int, planned: str) -> str:
+    if plan.run.switch is not None:
+        return find_unswitched(ops, step, planned, of_tokens=AGREEMENT_RECORD in plan.run.switch.enabled)
+    for op, variant in served.items():
+        if fault := find_unproved(ops, op, step, planned, plan.layout.pipeline_parallel, variant):
+            return fault
+    return ""
+
+
+def _find_unmeasured(ops: OpsLog, step_times: Sequence[float | None], uncounted: Collection[int], step: int) -> str:
     if step >= len(step_times) or step_times[step] is None:
         return f"step {step} has no step time"
     if step in uncounted:
         return f"step {step}, which is scored, has no counts of compilations and repeated allocations"
     counts = ops.counts_in(step)
-    return next((f"{count(counts[name], what)} in step {step}, which is scored"
-                 for name, what in _COUNTS.items() if counts.get(name)), "")  # fmt: skip
+    for name, what in _COUNTS.items():
+        if counts.get(name):
+            return f"{count(counts[name], what)} in step {step}, which is scored"
+    return ""
 
 
 def _find_uncounted(ops: OpsLog, num_steps: int) -> set[int]:
@@ -301,7 +304,7 @@ def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[
         if values := effects.get(name):
             yield _make_metric(name, hodges_lehmann(values))
     has_gate = session.rules > 1 and session.schedule.period_steps == 1 and STEP_TIME in session.values
-    if has_gate and (carried := _find_carry_over(session)) is not None:
+    if has_gate and (carried := find_carry_over(session)) is not None:
         yield _make_metric(CARRY_OVER, carried)
 
 
@@ -330,7 +333,7 @@ def _find_shortest(session: Session) -> float:
     return min(found, default=0.0)
 
 
-def _find_carry_over(session: Session) -> float | None:
+def find_carry_over(session: Session) -> float | None:
     """Return how the first step after a change of the variant differs from the next one: in enabled minus in baseline.
 
     In a block of four single steps the second follows a change and the third does not.  Both are enabled in ABBA and
@@ -364,10 +367,12 @@ def _list_blocks(session: Session, slope: float) -> Iterator[BlockResult]:
 
 
 def pool_step_times(sessions: Sequence[Session]) -> dict[str, Summary]:
+    """Summarise, for each variant, the scored step times of all sessions."""
     pooled: dict[str, list[float | None]] = {}
     for session in sessions:
-        times = session.values.get(STEP_TIME, ()) if session.is_complete else ()
-        for step in session.schedule.list_compared(session.faults) if times else ():
-            pooled.setdefault(session.schedule.variant_of(step), []).append(times[step])
+        times = session.values.get(STEP_TIME)
+        if session.is_complete and times:
+            for step in session.schedule.list_compared(session.faults):
+                pooled.setdefault(session.schedule.variant_of(step), []).append(times[step])
     found = {variant: summarise(STEP_TIME, values) for variant, values in sorted(pooled.items())}
     return {variant: summary for variant, summary in found.items() if summary is not None}

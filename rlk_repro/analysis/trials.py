@@ -11,6 +11,7 @@ from typing import Final
 from rlk_repro.analysis.proof import prove
 from rlk_repro.logs.metrics import find_void_rollouts, metric_series
 from rlk_repro.logs.ops import OpsLog, TimerSample, read_ops
+from rlk_repro.logs.ops_lines import Tokens
 from rlk_repro.logs.vime import LogSample, parse_log
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import read_exit
@@ -28,7 +29,7 @@ def read_unproved(plan: Plan, trial: Trial, folder: TrialDir, throttled: float |
     """Return a trial's result before its proof and its summaries are known, and the ops log that the proof needs."""
     ended = read_exit(folder)
     status, reason = ended.status, ended.reason
-    ops = read_ops(folder)
+    ops = read_ops(folder, plan.num_steps)
     log_series, rejects, void = _read_log(plan, folder)
     series = (*log_series, *_ops_series(plan, ops, folder))
     num_found = count_steps(series)
@@ -58,7 +59,10 @@ def read_unproved(plan: Plan, trial: Trial, folder: TrialDir, throttled: float |
     return result, ops
 
 
-def read_trial(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | None) -> TrialResult:
+def read_trial(
+    plan: Plan, trial: Trial, folder: TrialDir, throttled: float | None
+) -> tuple[TrialResult, tuple[tuple[int, int, Tokens], ...]]:
+    """Return a trial's result, and rank, step and record of each step that compares the log-probs of its tokens."""
     result, ops = read_unproved(plan, trial, folder, throttled)
     is_routed = plan.run.is_routed(trial.variant)
     proof = prove(
@@ -71,18 +75,19 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | No
     )
     scored = range(plan.run.measure.warmup_steps, plan.num_steps)
     summaries = summarise_all(result.series, scored)
-    return replace(result, proof=proof.status, proof_reason=proof.reason, summaries=summaries)
+    proved = replace(result, proof=proof.status, proof_reason=proof.reason, summaries=summaries)
+    return proved, tuple(ops.tokens())
 
 
 def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int], str]:
     if not folder.stdout.is_file():
         return (), {}, ""
     parsed = parse_log(folder.stdout)
-    num_steps_per_rollout = plan.run.workload.num_steps_per_rollout
-    found = metric_series(parsed, num_rollouts=plan.num_steps, num_steps_per_rollout=num_steps_per_rollout)
+    per_rollout = plan.run.workload.num_steps_per_rollout
+    void = find_void_rollouts(parsed, num_steps_per_rollout=per_rollout)
+    found = metric_series(parsed, plan.num_steps, per_rollout, void)
     source = _place(folder, folder.stdout)
     series = tuple(_series(name, item, source) for name, item in found.items())
-    void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
     if not void:
         return series, dict(parsed.reject_counts), ""
     first, what = next(iter(void.items()))
@@ -123,9 +128,10 @@ def fell_back_everywhere(trial: TrialResult) -> bool:
 
 
 def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Summary, ...]:
-    found = (
-        summarise(item.metric, [item.values[step] for step in steps if step < len(item.values)]) for item in series
-    )
+    found = []
+    for item in series:
+        values = [item.values[step] for step in steps if step < len(item.values)]
+        found.append(summarise(item.metric, values))
     return tuple(summary for summary in found if summary is not None)
 
 

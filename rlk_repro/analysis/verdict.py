@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rlk_repro.analysis.gates import ACTIVE, Evidence, make_gates
+from rlk_repro.analysis.evidence import Evidence, list_log_ratios
+from rlk_repro.analysis.gates import ACTIVE, make_gates
 from rlk_repro.analysis.gates import CONTROL_BLOCKS as CONTROL_BLOCKS_GATE
 from rlk_repro.analysis.noise import widen
 from rlk_repro.base.units import count, format_number, group, name_some
-from rlk_repro.rundir.agreement import AGREEMENT_WORDS, AgreementCheck, choose_word, describe_checks
-from rlk_repro.rundir.microbatch import MicrobatchResult, describe_microbatches
 from rlk_repro.rundir.results import (
     Effect,
     Gate,
@@ -20,7 +19,6 @@ from rlk_repro.rundir.results import (
     NoiseFloor,
     PairResult,
     PairStatus,
-    TrialStatus,
     Verdict,
     VerdictWord,
     count_gates,
@@ -51,14 +49,9 @@ SPEED_WORDS: Final = {
     Place.ACROSS: VerdictWord.INCONCLUSIVE,
 }
 SHOWN: Final = (VerdictWord.FASTER, VerdictWord.SLOWER)
-NOTHING_COMPARED: Final = (
-    "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
-)
 OVERRIDDEN: Final = "exploratory: flags of the submission override measurement rules of the run's file"
 TOO_NOISY: Final = "too noisy to tell whether the change is within or beyond"
 """How a headline begins, after its word, if nothing but the width of the interval prevents a verdict."""
-NO_TIME: Final = "an agreement run measures no time, so it does not compare the speed of the variants"
-NO_SPEED: Final = "the steps have different numbers of tokens, so this run does not compare the speed of the variants"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +120,17 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
     case = _Case(
         evidence=evidence,
         effects=_make_effects(evidence),
-        floor=noise_floor(_log_ratios(evidence.controls, STEP_TIME), alpha=measure.alpha, unit=evidence.unit),
+        floor=noise_floor(list_log_ratios(evidence.controls, STEP_TIME), alpha=measure.alpha, unit=evidence.unit),
         gates=make_gates(evidence),
     )
     word = _choose_word(case)
+    headline = _open_headline(evidence, is_exploratory=is_exploratory) + _headline(case, word)
+    headline += _name_slow_steps(case, word) + _name_lost(case)
+    if measure.rules > 1 and evidence.scored:
+        headline += f"; {count_gates(case.gates)}"
     verdict = Verdict(
         word=word,
-        headline=_open_headline(evidence, is_exploratory=is_exploratory)
-        + _headline(case, word)
-        + _name_slow_steps(case, word)
-        + _name_lost(case)
-        + _name_gates(case),
+        headline=headline,
         reasons=tuple(_reasons(case, is_exploratory=is_exploratory)),
         threshold=case.threshold,
         smallest_effect=case.smallest,
@@ -147,25 +140,8 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
     return Judgement(effects=case.effects, noise_floor=case.floor, gates=case.gates, verdict=verdict)
 
 
-def decline(
-    evidence: Evidence,
-    checks: Sequence[AgreementCheck],
-    microbatches: Sequence[MicrobatchResult] = (),
-    *,
-    is_exploratory: bool = False,
-) -> Judgement:
-    """Return the verdict ``no comparison``; the headline says what the ``checks`` or the ``microbatches`` found."""
-    bad = [trial for trial in evidence.trials.values() if trial.status is not TrialStatus.OK]
-    lost = [pair for pair in evidence.pairs if pair.status is not PairStatus.SCORED]
-    failures = [
-        *(f"{trial.name}: {trial.status} ({trial.reason})" for trial in bad),
-        *(f"pair {pair.pair} {pair.status}: {pair.reason}" for pair in lost),
-    ]
-    headline, reasons = NOTHING_COMPARED, failures
-    if checks:
-        headline, reasons = f"{AGREEMENT_WORDS[choose_word(checks)]}: {describe_checks(checks)}", [NO_TIME, *failures]
-    elif microbatches:  # which name the trials that ran out of memory, as they should
-        headline, reasons = describe_microbatches(microbatches), [*map(str, microbatches), NO_SPEED]
+def decline(evidence: Evidence, headline: str, reasons: Sequence[str], *, is_exploratory: bool = False) -> Judgement:
+    """Return the verdict ``no comparison`` of a run that measures something else than speed."""
     smallest = evidence.measure.smallest_effect_pct / 100
     verdict = Verdict(
         word=VerdictWord.NO_COMPARISON,
@@ -176,7 +152,7 @@ def decline(
         num_pairs=len(evidence.scored),
         is_exploratory=is_exploratory,
     )
-    floor = noise_floor(_log_ratios(evidence.controls, STEP_TIME), alpha=evidence.measure.alpha)
+    floor = noise_floor(list_log_ratios(evidence.controls, STEP_TIME), alpha=evidence.measure.alpha)
     return Judgement(effects=(), noise_floor=floor, gates=(), verdict=verdict)
 
 
@@ -201,7 +177,7 @@ def _randomise(evidence: Evidence) -> tuple[float | None, float | None]:
 
 
 def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
-    log_ratios, n = _log_ratios(evidence.scored, metric), len(evidence.scored)
+    log_ratios, n = list_log_ratios(evidence.scored, metric), len(evidence.scored)
     note = "" if len(log_ratios) == n else f"comparable in {len(log_ratios)} of {count(n, f'scored {evidence.unit}')}"
     effect = paired_effect(metric, log_ratios, role=role, alpha=evidence.measure.alpha, note=note)
     if not evidence.is_crossover:
@@ -216,11 +192,6 @@ def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
     alone = format_number(100 * (math.sqrt(effect.high / effect.low) - 1), 2)
     note = f"the noise of blocks sets the interval; the sessions alone give ± {alone} %"
     return replace(wider, note="; ".join(filter(None, (effect.note, note))))
-
-
-def _log_ratios(pairs: Sequence[PairResult], metric: str) -> list[float]:
-    items = (pair.metric(metric) for pair in pairs)
-    return [item.log_ratio for item in items if item is not None and item.log_ratio is not None]
 
 
 def _choose_word(case: _Case) -> VerdictWord:
@@ -257,9 +228,8 @@ def _headline(case: _Case, word: VerdictWord) -> str:
         enabled = case.evidence.title.partition(" in place of ")[0] or case.evidence.serving
         return f"enabled never ran {enabled}: it fell back in {fallen}; {_show_noise(case)}"
     if word is VerdictWord.NOT_COMPARABLE:
-        return (
-            f"not comparable: {name_some(_show_gate(gate, case.unit) for gate in case.gates_that(GateStatus.FAILED))}"
-        )
+        failed = (_show_gate(gate, case.unit) for gate in case.gates_that(GateStatus.FAILED))
+        return f"not comparable: {name_some(failed)}"
     if word is VerdictWord.INCONCLUSIVE:
         return f"inconclusive: {_why_inconclusive(case)}; {_show_effect(case.primary, case.unit)}"
     if word is VerdictWord.EQUIVALENT:
@@ -271,11 +241,8 @@ def _headline(case: _Case, word: VerdictWord) -> str:
 
 def _show_small_change(case: _Case) -> str:
     effect = case.primary
-    if not case.evidence.is_crossover or None in (effect.low, effect.high, effect.ratio):
+    if not case.evidence.is_crossover or effect.ratio is None or effect.low is None or effect.high is None:
         return ""
-    assert effect.low is not None
-    assert effect.high is not None
-    assert effect.ratio is not None
     if effect.low <= 1 <= effect.high:
         return ""
     return f", enabled {format_number(100 * abs(effect.ratio - 1), 2)} % {'faster' if effect.ratio < 1 else 'slower'}"
@@ -292,9 +259,8 @@ def _why_inconclusive(case: _Case) -> str:
     if _mean_disagrees(case):
         return "the medians and the means of the step time give different words"
     if case.threshold > case.smallest:
-        return (
-            f"the interval is not wholly beyond {_show_threshold(case)}, nor wholly within {_show_size(case.smallest)}"
-        )
+        size = _show_size(case.smallest)
+        return f"the interval is not wholly beyond {_show_threshold(case)}, nor wholly within {size}"
     return f"{TOO_NOISY} {_show_size(case.smallest)}"
 
 
@@ -357,22 +323,14 @@ def is_mean_elsewhere(word: VerdictWord, by_median: Effect, by_mean: Effect, sma
 
 
 def _name_lost(case: _Case) -> str:
-    lost = {
-        "void": case.comparisons_that_are(PairStatus.VOID),
-        "dropped": case.comparisons_that_are(PairStatus.DROPPED),
-    }
-    planned = case.num_planned
-    text = "".join(
-        f"; {len(pairs)} of {planned} {how}: {name_some(f'{pair.pair} ({pair.reason})' for pair in pairs)}"
-        for how, pairs in lost.items()
-        if pairs
-    )
-    fallen = case.fallen_back
-    return text + (f"; {len(fallen)} of {planned} fell back" if fallen and not case.never_ran else "")
-
-
-def _name_gates(case: _Case) -> str:
-    return f"; {count_gates(case.gates)}" if case.evidence.measure.rules > 1 and case.evidence.scored else ""
+    text, planned = "", case.num_planned
+    for status in (PairStatus.VOID, PairStatus.DROPPED):
+        if lost := case.comparisons_that_are(status):
+            names = name_some(f"{pair.pair} ({pair.reason})" for pair in lost)
+            text += f"; {len(lost)} of {planned} {status}: {names}"
+    if case.fallen_back and not case.never_ran:
+        text += f"; {len(case.fallen_back)} of {planned} fell back"
+    return text
 
 
 def _reasons(case: _Case, *, is_exploratory: bool) -> Iterator[str]:
@@ -383,8 +341,10 @@ def _reasons(case: _Case, *, is_exploratory: bool) -> Iterator[str]:
     yield from _reasons_from_gates(case)
     if case.evidence.scored and case.primary.n < case.least:
         yield f"a verdict on speed needs {case.least} {case.unit}s with a step time, found {case.primary.n}"
-    if case.floor.is_measured or not case.evidence.is_crossover:
-        yield _reason_for_floor(case)
+    if case.floor.fraction is not None:
+        yield f"noise floor {_show_size(case.floor.fraction)}, the {case.floor.note}"
+    elif not case.evidence.is_crossover:
+        yield case.floor.note
     if case.by_mean is not None and _mean_disagrees(case):
         yield f"means, which count rare slow steps, instead of medians: {_show_effect(case.by_mean, case.unit)}"
     yield from _reasons_from_trials(case)
@@ -409,22 +369,14 @@ def _reasons_from_gates(case: _Case) -> Iterator[str]:
     yield from (f"{gate.name} does not apply: {gate.detail}" for gate in case.gates_that(GateStatus.NOT_APPLICABLE))
 
 
-def _reason_for_floor(case: _Case) -> str:
-    if case.floor.fraction is None:
-        return case.floor.note
-    return f"noise floor {_show_size(case.floor.fraction)}, the {case.floor.note}"
-
-
 def _reasons_from_trials(case: _Case) -> Iterator[str]:
-    for pair in case.comparisons_that_are(PairStatus.DROPPED):
-        yield f"{case.unit} {pair.pair} dropped: {pair.reason}"
-    for pair in case.comparisons_that_are(PairStatus.VOID):
-        yield f"{case.unit} {pair.pair} void: {pair.reason}"
+    for status in (PairStatus.DROPPED, PairStatus.VOID):
+        for pair in case.comparisons_that_are(status):
+            yield f"{case.unit} {pair.pair} {status}: {pair.reason}"
     for reason in dict.fromkeys(pair.control_reason for pair in case.fallen_back):
         names = name_some((pair.pair for pair in case.fallen_back if pair.control_reason == reason), limit=12)
         yield f"counted as control {case.unit}s: {names}: {reason}"
-    for pair in case.evidence.scored:
-        for name in (pair.first, pair.second):
-            share = case.evidence.trials[name].throttled_fraction or 0.0
-            if share > MAX_THROTTLED_FRACTION:
-                yield f"thermal: {name} was throttled in {_show_size(share)} of its samples"
+    for name in case.evidence.scored_trials:
+        share = case.evidence.trials[name].throttled_fraction or 0.0
+        if share > MAX_THROTTLED_FRACTION:
+            yield f"thermal: {name} was throttled in {_show_size(share)} of its samples"

@@ -146,4 +146,4 @@ def describe_file_system(path: Path) -> str:
 
 def _open_no_link(name: str, flags: int) -> int:
     """Refuse a link, because another user may have made the link, and it may lead to another file."""
-    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+    return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)  # Windows has no such flag

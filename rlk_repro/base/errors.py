@@ -14,6 +14,7 @@ _NOTHING: Final = object()
 EXIT_BUG: Final = 70
 HINT: Final = "  hint: "
 MAX_GOT: Final = 200
+MAX_PLACE: Final = 2000
 MAX_TEXT: Final = 10_000
 
 
@@ -29,7 +30,7 @@ class Problem:
     quoted: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}"
+        text = f"{shorten(self.where, MAX_PLACE)}: {self.what}"
         if self.got is not _NOTHING:
             text += f", got {shorten(repr(self.got), MAX_GOT)}"
         if self.expected is not None:

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Final
 
-MAX_QUOTE: Final = 300
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -40,15 +39,3 @@ def _show(char: str) -> str:
 
 def _show_json(char: str) -> str:
     return char if _is_plain(char) else json.dumps(char)[1:-1]
-
-
-def quote_end(tail: bytes) -> str:
-    """Return the last message of a log, with its indented lines, as one line of at most 300 characters."""
-    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
-    starts = [number for number, line in enumerate(lines) if not line[0].isspace()]
-    text = "; ".join(_plain(line) for line in lines[starts[-1] if starts else -1 :])
-    return text if len(text) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}…"
-
-
-def _plain(line: str) -> str:
-    return " ".join("".join(char if char.isprintable() else " " for char in COLOUR.sub("", line)).split())

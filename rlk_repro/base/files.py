@@ -137,7 +137,7 @@ def read_end(path: Path, num_bytes: int) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no such flag
 
 
 def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes: int = MAX_JSON_BYTES) -> Any:
@@ -230,6 +230,8 @@ def sha256_file(path: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | int):  # most values; the check for a Mapping is slow
+        return value
     if isinstance(value, float):
         rounded = canonical(value)
         return rounded if rounded - rounded == 0 else None

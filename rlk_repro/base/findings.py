@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from rlk_repro.base.errors import shorten
+from rlk_repro.base.errors import CheckFailed, Problem, shorten
 from rlk_repro.base.escapes import printable
 
 MAX_FINDINGS: Final = 1000
@@ -45,6 +45,14 @@ class Finding:
 
 def has_blocking(findings: Iterable[Finding]) -> bool:
     return any(finding.level is Level.BLOCKING for finding in findings)
+
+
+def refuse_blocking(findings: Iterable[Finding], what: str, *, under: str = "", hint: str | None = None) -> None:
+    """Raise CheckFailed that names every blocking finding, and ``hint`` after the last one."""
+    blocking = [finding for finding in findings if finding.level is Level.BLOCKING]
+    if blocking:
+        problems = [Problem(f"{under}{item.where}", what, got=item.found, expected=item.expected) for item in blocking]
+        raise CheckFailed(*problems[:-1], replace(problems[-1], hint=hint))
 
 
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:

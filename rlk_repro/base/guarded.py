@@ -50,9 +50,6 @@ class Guarded:
         status = self.poll()
         return None if status is None else os.waitstatus_to_exitcode(status)
 
-    def count_descendants(self) -> int:
-        return len(procfs.find_descendants(self.pid))
-
     def ask(self) -> None:
         proc.signal_group(self.pid, signal.SIGTERM)
 
@@ -80,3 +77,18 @@ class Guarded:
             proc.signal_group(self.pid, signal.SIGKILL)
             self._process.wait()
         self._socket.close()
+
+
+def run_shown(
+    argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] = os.environ, cwd: Path | None = None
+) -> int | None:
+    """Run a long command, and show its output on standard error; return None after the time limit.
+
+    All its processes end with this process, even a compiler that ninja starts in a process group of its own.
+    """
+    running = Guarded(argv, env, sys.stderr.fileno(), cwd=cwd)
+    try:
+        running.poll(timeout_s)
+        return running.code
+    finally:
+        running.end(_END_S)

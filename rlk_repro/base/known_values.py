@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, cached_property
+from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Final
 from urllib.parse import quote, quote_plus
 
@@ -48,21 +48,23 @@ class KnownValues:
         """
         if not self._forms:
             return len(block)
-        joined, last = _join_lines(block[-_REACH_BYTES:]), block.rstrip(b"\r\n")
-        found = (item for length in (1, 2, 3, 4) for item in self._beginnings.get(joined[-length:], ()))
-        longest = max((len(item) for item in found if _is_open(item, joined, last)), default=0)
+        end = _join_lines(block[-_REACH_BYTES:])[-_MAX_OPEN_BYTES:]
+        longest = max(_measure_open(form, end) for form in self._forms)
         start = len(block)
         while start and len(_join_lines(block[start:])) < longest:
             start = block.rfind(b"\n", 0, start - 1) + 1
         return start
 
-    @cached_property
-    def _beginnings(self) -> Mapping[bytes, list[bytes]]:
-        found: dict[bytes, list[bytes]] = {}
-        for form in self._forms:
-            for length in range(1, min(len(form), _MAX_OPEN_BYTES)):
-                found.setdefault(form[:length][-4:], []).append(form[:length])
-        return found
+
+def _measure_open(form: bytes, end: bytes) -> int:
+    """Return how many of a value's first characters ``end`` ends with; up to three count only as a word's first."""
+    start = end.find(form[:1], max(0, len(end) - len(form) + 1))
+    while start >= 0:
+        begun = end[start:]
+        if form.startswith(begun) and (len(begun) > 3 or not end[:start][-1:].isalnum()):
+            return len(begun)
+        start = end.find(form[:1], start + 1)
+    return 0
 
 
 def _join_lines(block: bytes) -> bytes:
@@ -72,25 +74,20 @@ def _join_lines(block: bytes) -> bytes:
     return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])
 
 
-def _is_open(beginning: bytes, joined: bytes, last: bytes) -> bool:
-    if len(beginning) > 3:
-        return joined.endswith(beginning)
-    return last.endswith(beginning) and not last[: -len(beginning)][-1:].isalnum()
-
-
 def _list_forms(value: bytes) -> Iterator[bytes]:
     yield _join_lines(value)
     yield json.dumps(value.decode(errors="surrogateescape"))[1:-1].encode()
-    for safe in ("", "/"):
-        for text in (quote(value, safe=safe), quote_plus(value, safe=safe)):
-            yield text.encode()
-            yield re.sub(r"%..", lambda match: match[0].lower(), text).encode()
+    for text in {quote(value, safe=""), quote(value), quote_plus(value), quote_plus(value, safe="/")}:
+        yield text.encode()
+        yield re.sub(r"%..", lambda match: match[0].lower(), text).encode()
     yield value.hex().encode()
     yield value.hex().upper().encode()
-    for shift, begun in enumerate((0, 2, 3)):  # skip base64 characters that hold bits of the text before the value
-        whole = base64.b64encode(bytes(shift) + value)[begun : (shift + len(value)) * 8 // 6]
+    # base64 writes 6 bits as a character, so the form depends on how many bytes of other text come before the value
+    for num_before, num_mixed in ((0, 0), (1, 2), (2, 3)):
+        num_whole = (num_before + len(value)) * 8 // 6
+        whole = base64.b64encode(bytes(num_before) + value)[num_mixed:num_whole]
         yield whole
-        yield whole.translate(bytes.maketrans(b"+/", b"-_"))
+        yield whole.replace(b"+", b"-").replace(b"/", b"_")
 
 
 @cache

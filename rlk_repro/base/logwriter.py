@@ -14,7 +14,6 @@ MAX_HELD_BYTES: Final = 1 << 20
 TAIL_BYTES: Final = 64 << 10
 
 _NEAR_BYTES: Final = 4096
-_NUM_CUTS: Final = 32
 _SEPARATOR: Final = re.compile(rb"[\r\s,;]")
 _OPEN_KEY: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?!.*-----END [A-Z ]*PRIVATE KEY-----)", re.DOTALL)
 _KEY_HINT: Final = b"PRIVATE KEY-----"
@@ -74,14 +73,10 @@ class LogWriter:
         return min(end, self._held.rfind(b"\n", 0, opened.start()) + 1)
 
     def _find_cut(self) -> int:
-        """Return a position at which an endless line can be cut without dividing a secret."""
+        """Return a position at which an endless line can be cut: not inside a word."""
         limit = len(self._held) - _NEAR_BYTES
-        starts = [match.start() for match in _SEPARATOR.finditer(self._held, limit - _NEAR_BYTES, limit)]
-        for cut in reversed(starts[-_NUM_CUTS:]):
-            before, after = self._held[cut - _NEAR_BYTES : cut], self._held[cut : cut + _NEAR_BYTES]
-            if self.scrub(before) + self.scrub(after) == self.scrub(before + after):
-                return cut
-        return limit
+        ends = [match.end() for match in _SEPARATOR.finditer(self._held, limit - _NEAR_BYTES, limit)]
+        return ends[-1] if ends else limit
 
     def _write(self, end: int) -> bytes:
         block = self.scrub(self._held[:end])

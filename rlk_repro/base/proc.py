@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
-import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,15 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 
 # A process outside the group of a killed command may keep the pipes open.
 DRAIN_S: Final = 0.5
-END_S: Final = 10.0
+RETRY_S: Final = 1.0
+# what kubectl, Slurm's clients and skopeo say when a server is away, overloaded or restarting
+OUTAGE: Final = re.compile(
+    r"connection (?:refused|reset)|was refused|timed? ?out|no such host|TLS handshake|\bEOF\b|deadline exceeded"
+    r"|Service ?Unavailable|Too ?Many ?Requests|network is unreachable|no route to host|unable to co(?:nnect|ntact)"
+    r"|Internal ?(?:Server ?)?Error|etcdserver|Bad Gateway|unable to handle|unable to return a response"
+    r"|temporarily unavailable|Zero Bytes|standby mode|status 5\d\d|talking to the database",
+    re.IGNORECASE,
+)
 
 
 # These variables name folders; a child with another working folder must still find them.
@@ -49,9 +58,16 @@ class Completed:
         return self.returncode == 0 and not self.is_timeout
 
     @property
+    def is_outage(self) -> bool:
+        """Whether the server did not answer; then the command says nothing about what was asked."""
+        return self.is_timeout or (self.returncode != 0 and OUTAGE.search(self.stderr) is not None)
+
+    @property
     def last_words(self) -> str:
-        lines = self.stderr.strip().splitlines()
-        return "no answer in time" if self.is_timeout else lines[-1] if lines else f"exit code {self.returncode}"
+        if self.is_timeout:
+            return "no answer in time"
+        lines = self.stderr.strip().splitlines() or [f"exit code {self.returncode}"]
+        return lines[-1]
 
 
 def run(
@@ -92,6 +108,15 @@ def run(
     )
 
 
+def ask(argv: Sequence[str], *, timeout_s: float = 30.0, **options: Any) -> Completed:
+    """Run a command that changes nothing; after a time-out or a server's error once more, and return what it says."""
+    done = run(argv, timeout_s=timeout_s, **options)
+    if done.is_outage:
+        time.sleep(RETRY_S)
+        done = run(argv, timeout_s=timeout_s, **options)
+    return done
+
+
 def start(
     argv: Sequence[str],
     *,
@@ -110,47 +135,6 @@ def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
-
-
-def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> int | None:
-    """Run a long command, show its output on standard error, and return its exit code, or None after the time limit.
-
-    SIGTERM and an interrupt end the command before they end this process.
-    """
-    process = start(argv, output_fd=sys.stderr.fileno(), cwd=cwd)
-    before = signal.signal(signal.SIGTERM, _exit_by_signal)
-    try:
-        if wait(process, timeout_s):
-            return process.returncode
-    finally:
-        if process.returncode is None:
-            _end_group(process)
-        signal.signal(signal.SIGTERM, before)
-    return None
-
-
-def _exit_by_signal(number: int, _frame: object) -> None:
-    sys.exit(128 + number)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    signal_group(process.pid, signal.SIGTERM)
-    if not wait(process, END_S):
-        signal_group(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str]) -> int:
-    """Start a command that outlives this process, in its own session, and return its pid."""
-    files = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, output_fd, 1),
-        (os.POSIX_SPAWN_DUP2, output_fd, 2),
-    ]
-    try:
-        return os.posix_spawnp(argv[0], list(argv), isolate(env), file_actions=files, setsid=True)
-    except OSError as error:
-        raise _explain(argv[0], error) from None
 
 
 def signal_group(pid: int, number: signal.Signals) -> bool:

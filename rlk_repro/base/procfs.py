@@ -8,8 +8,9 @@ from typing import Final
 
 from rlk_repro.base.units import group
 
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+# Windows has neither sysconf nor /proc, but reads bundles with modules that import this one
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 _STAT_BYTES: Final = 4096
 
@@ -67,5 +68,6 @@ def find_descendants(ancestor: int) -> dict[int, ProcessStat]:
 
 def _read_all() -> dict[int, ProcessStat]:
     with os.scandir("/proc") as entries:
-        found = {pid: read_stat(pid) for pid in (int(entry.name) for entry in entries if entry.name.isdecimal())}
+        pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
+    found = {pid: read_stat(pid) for pid in pids}
     return {pid: stat for pid, stat in found.items() if stat is not None}

@@ -52,32 +52,25 @@ def list_names(folders: list[Path]) -> list[str]:
 
 def find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
     """Find a file by its path or by its name in ``folders``; raise SpecError if it is absent or unreadable."""
+    is_path = "/" in name or name.endswith((".yaml", ".yml"))
+    candidates = [Path(name)] if is_path else [folder / f"{name}.yaml" for folder in folders]
     try:
-        return _find_yaml(kind, name, folders)
+        found = next((path for path in candidates if path.is_file()), None)
     except OSError as error:
         raise SpecError(Problem(f"--{kind}: {error.filename}", f"cannot be read ({error.strerror})")) from error
-
-
-def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
-    listing = f"rlk-repro list {kind if kind == 'hardware' else f'{kind}s'}"
-    if "/" in name or name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if path.is_file():
-            return path
-        raise SpecError(Problem(f"--{kind}", "no such file", got=name, expected=f"a {kind} file", hint=listing))
-    for folder in folders:
-        candidate = folder / f"{name}.yaml"
-        if candidate.is_file():
-            return candidate
+    if found is not None:
+        return found
+    hint = "rlk-repro list hardware" if kind == "hardware" else f"rlk-repro list {kind}s"
+    if is_path:
+        raise SpecError(Problem(f"--{kind}", "no such file", got=name, expected=f"a {kind} file", hint=hint))
     known = list_names(folders)
-    hint = suggest(name, known) or listing
-    if kind == "hardware" and known:
+    if kind == "hardware" and known and name.lower() not in known:
         example = folders[0] / f"{(_find_near(name, tuple(known)) or known)[0]}.yaml"
         hint = f"to add hardware, copy {example}, change its values and give its path"
-    raise SpecError(
-        Problem(f"--{kind}", f"no {kind} of this name", got=name, expected=f"one of {', '.join(known) or '(none)'}",
-                hint=hint)
-    )  # fmt: skip
+    else:
+        hint = suggest(name.lower(), known) or hint
+    expected = f"one of {', '.join(known) or '(none)'}"
+    raise SpecError(Problem(f"--{kind}", f"no {kind} of this name", got=name, expected=expected, hint=hint))
 
 
 def suggest(name: str, known: list[str]) -> str | None:

@@ -1,10 +1,12 @@
-"""Format numbers for people and for files, and group values."""
+"""Format numbers and times for people and for files, and group values."""
 
 from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Final, TypeVar
 
 SIGNIFICANT_DIGITS: Final = 12
@@ -82,7 +84,9 @@ def format_interval(low: float | None, high: float | None, decimals: int | None 
 def find_decimals(low: float | None, high: float | None) -> int:
     """Return the number of decimals that percentages with this interval deserve."""
     width = 0.0 if low is None or high is None else 100 * (high - low)
-    return 2 if width < 4 else 1 if width < 20 else 0
+    if width < 4:
+        return 2
+    return 1 if width < 20 else 0
 
 
 def format_count(value: int) -> str:
@@ -106,3 +110,20 @@ def group(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return found
+
+
+def format_utc(unix_s: float) -> str:
+    """Return a time like ``2026-11-20T13:45:12.345Z``."""
+    whole, milliseconds = divmod(int(unix_s * 1000), 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{milliseconds:03d}Z"
+
+
+def utc_now() -> str:
+    return format_utc(time.time())
+
+
+def parse_utc(text: str) -> float:
+    """Return Unix seconds; raise ValueError for a text that is not a UTC time in ISO format."""
+    if not text.endswith("Z"):
+        raise ValueError("not UTC")
+    return datetime.fromisoformat(text).timestamp()

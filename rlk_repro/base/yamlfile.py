@@ -13,12 +13,13 @@ from typing import Any, Final, TypeAlias
 
 import yaml
 
-from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.errors import Problem, SpecError, shorten
 
 Path_: TypeAlias = "tuple[str | int, ...]"
 
 MAX_BYTES: Final = 1 << 16  # ten times the largest shipped file; to parse so many bytes takes about a second
 MAX_DEPTH: Final = 40
+MAX_SHOWN: Final = 40
 
 _INT: Final = re.compile(r"[-+]?[0-9]{1,40}\Z|0x[0-9a-fA-F]{1,16}\Z")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?\Z")
@@ -49,8 +50,8 @@ class YamlSource:
 def format_path(path: Path_) -> str:
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else str(part))
-    return text
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
 
 
 def parse_yaml(name: str, data: bytes) -> YamlSource:
@@ -155,7 +156,7 @@ class _Builder:
             number = float(text)
             if math.isfinite(number):
                 return number
-            self._refuse(path, f"{text} is too large", "a finite number")
+            self._refuse(path, f"{shorten(text, MAX_SHOWN)} is too large", "a finite number")
             return None
         return text
 

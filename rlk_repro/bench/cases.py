@@ -122,7 +122,8 @@ class CaseTensors:
 def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> CaseTensors:
     """Make the case's random tensors from the seed, equal for every implementation, sweep and process."""
     source = torch.Generator(device).manual_seed(seed)
-    num_samples, _, _ = _split_rows(case)
+    num_samples, length, num_wanted = _split_rows(case)
+    is_wanted = torch.arange(length, device=device) >= length - num_wanted
     dtype, num_tokens, vocab_size = find_dtype(case.dtype), case.num_tokens, case.vocab_size
     logits = hidden = weight = None
     if case.hidden_size is None:
@@ -134,7 +135,7 @@ def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> CaseTens
     inputs = CaseTensors(
         case=case,
         tokens=_sample_tokens(logits, hidden, weight, source),
-        mask=_make_mask(case, device),
+        mask=is_wanted.repeat(num_samples),
         sample_advantages=torch.randn(num_samples, device=device, generator=source),
         noise=torch.randn(num_tokens, device=device, generator=source),
         logits=logits,
@@ -154,11 +155,6 @@ def _sample_tokens(
     chunks = (part if weight is None else part @ weight.t() for part in torch.split(rows, _ROWS_PER_CHUNK))
     drawn = [chunk.float().softmax(-1).multinomial(1, generator=source) for chunk in chunks]
     return torch.cat(drawn).squeeze(1)
-
-
-def _make_mask(case: OperatorCase, device: torch.device) -> torch.Tensor:
-    num_samples, length, num_wanted = _split_rows(case)
-    return (torch.arange(length, device=device) >= length - num_wanted).repeat(num_samples)
 
 
 def _split_rows(case: OperatorCase) -> tuple[int, int, int]:

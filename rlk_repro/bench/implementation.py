@@ -1,4 +1,4 @@
-"""Define what the harness needs of an implementation: a call bound to a case's tensors, or why it cannot be called."""
+"""Define an implementation: what makes a call bound to a case's tensors, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -27,22 +27,25 @@ class Ready:
     version: str = ""
 
 
-@dataclass(frozen=True)
-class Failure:
-    status: OperatorStatus
-    reason: str
+class NotMeasuredError(Exception):
+    """An implementation has no numbers for a case; its record gives this error's text."""
+
+    def __init__(self, status: OperatorStatus, reason: str) -> None:
+        super().__init__(shorten_line(reason))
+        self.status = status
 
 
-def block(reason: str) -> Failure:
+def block(reason: str) -> NotMeasuredError:
     """Say why an implementation cannot be called on this machine or for this case."""
-    return Failure(OperatorStatus.BLOCKED, shorten_line(reason))
+    return NotMeasuredError(OperatorStatus.BLOCKED, reason)
 
 
 def shorten_line(text: str) -> str:
     return " ".join(text.split())[:MAX_REASON]
 
 
-Builder: TypeAlias = Callable[[CaseTensors], Ready | Failure]
+Builder: TypeAlias = Callable[[CaseTensors], Ready]
+"""Raises NotMeasuredError if the implementation cannot be called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +83,17 @@ def as_tensor(value: Any) -> torch.Tensor:
     return value
 
 
-def find_attribute(path: str) -> Any | Failure:
-    """Import ``module.name``, or return why that is impossible."""
+def find_attribute(path: str) -> Any:
+    """Import ``module.name``; raise NotMeasuredError if that is impossible."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        return block(f"{module} needs the module {error.name}, which is not installed")
+        reason = f"{module} needs the module {error.name}, which is not installed"
+        raise block(reason) from None
     except IMPORT_ERRORS as error:
-        return block(f"{path} cannot be imported ({type(error).__name__}: {error})")
+        reason = f"{path} cannot be imported ({type(error).__name__}: {error})"
+        raise block(reason) from None
 
 
 def find_version(distribution: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
-from rlk_repro.integration.measure.profile import Clock, make_clock
+from rlk_repro.integration.measure.profile import make_clock
 
 RATE_REPEATS: Final = 10
 MAX_KERNELS: Final = 32
@@ -60,28 +60,23 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
     gc.collect()
     gc.disable()
     try:
-        before = _reset_peak(device) if is_device else 0
+        before = 0
+        marks: list[tuple[Any, Any]] = []
         if is_device:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
             function()  # keeps the device busy during the launch of the first timed call
-        marks = [_mark_call(function, clock) for _ in range(repeats)]
+        for _ in range(repeats):
+            begin = clock.mark()
+            function()
+            marks.append((begin, clock.mark()))
         clock.settle()
         peak = torch.cuda.max_memory_allocated(device) - before if is_device else None
     finally:
         if was_collecting:
             gc.enable()
     return Timing(samples_s=tuple(clock.elapsed_s(*pair) for pair in marks), peak_extra_bytes=peak)
-
-
-def _reset_peak(device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def _mark_call(function: Callable[[], object], clock: Clock) -> tuple[Any, Any]:
-    begin = clock.mark()
-    function()
-    return begin, clock.mark()
 
 
 def record_kernels(function: Callable[[], object], limit: int = MAX_KERNELS) -> tuple[str, ...]:

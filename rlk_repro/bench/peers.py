@@ -16,7 +16,7 @@ from torch.nn import functional
 from rlk_repro.bench.cases import POLICY_OPERATORS, CaseTensors, needs_grad
 from rlk_repro.bench.implementation import (
     BenchedImplementation,
-    Failure,
+    Builder,
     Ready,
     as_tensor,
     block,
@@ -29,6 +29,7 @@ from rlk_repro.integration.route.torch_compile import select_no_grad, select_wit
 from rlk_repro.rundir.operator_results import OperatorKind
 
 MAX_RECOMPILES: Final = 1024
+LIGER: Final = "liger_kernel.transformers.functional"
 Select: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -54,10 +55,12 @@ def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def _build_compiled(
-    inputs: CaseTensors, select: Select = select_no_grad, how: str = "log_softmax + gather"
-) -> Ready | Failure:
+    inputs: CaseTensors,
+    select: Select = select_no_grad,
+    how: str = "log_softmax + gather",
+) -> Ready:
     if not inputs.tokens.is_cuda:
-        return block("nothing is compiled on a CPU, not even vime's own functions")
+        raise block("nothing is compiled on a CPU, not even vime's own functions")
     if inputs.case.operator in POLICY_OPERATORS:
         forward, text = partial(_compute_losses, select, inputs.leaves[0], inputs), f"{how}, then the clip"
     elif inputs.hidden is None:
@@ -70,54 +73,46 @@ def _build_compiled(
     )
 
 
-def _build_peer(inputs: CaseTensors, *, path: str, distribution: str, options: dict[str, Any]) -> Ready | Failure:
+def _build_peer(inputs: CaseTensors, path: str, distribution: str, **options: Any) -> Ready:
     """The cross-entropy of a row is its negative log-prob."""
     function = find_attribute(path)
-    if isinstance(function, Failure):
-        return function
 
     def forward() -> torch.Tensor:
         losses = function(*inputs.leaves, inputs.tokens, reduction="none", **options)
         return -as_tensor(losses).float()
 
-    return Ready(forward=forward, kind=OperatorKind.PEER, class_name=path, version=find_version(distribution))
+    version = find_version(distribution)
+    return Ready(forward=forward, kind=OperatorKind.PEER, class_name=path, version=version)
 
 
-def _build_liger(inputs: CaseTensors) -> Ready | Failure:
+def _build_liger(inputs: CaseTensors) -> Ready:
     if needs_grad(inputs.case):
-        return block("Liger overwrites the logits with their gradient, so later calls would get other logits")
-    path = "liger_kernel.transformers.functional.liger_cross_entropy"
-    return _build_peer(inputs, path=path, distribution="liger-kernel", options={})
+        reason = "Liger overwrites the logits with their gradient, so later calls would get others"
+        raise block(reason)
+    return _build_peer(inputs, f"{LIGER}.liger_cross_entropy", "liger-kernel")
 
 
-def _build_torch_linear(inputs: CaseTensors) -> Ready | Failure:
+def _build_torch_linear(inputs: CaseTensors) -> Ready:
     options = find_attribute("torch.nn.LinearCrossEntropyOptions")
-    if isinstance(options, Failure):
-        return block(f"torch {torch.__version__} has no torch.nn.LinearCrossEntropyOptions")
     path = "torch.nn.functional.linear_cross_entropy"
-    return _build_peer(inputs, path=path, distribution="torch", options={"options": options()})
+    return _build_peer(inputs, path, "torch", options=options())
 
 
 def list_peers() -> tuple[BenchedImplementation, ...]:
-    liger = partial(
-        _build_peer,
-        path="liger_kernel.transformers.functional.liger_fused_linear_cross_entropy",
-        distribution="liger-kernel",
-        options={},
-    )
-    apple = partial(
-        _build_peer, path="cut_cross_entropy.linear_cross_entropy", distribution="cut-cross-entropy", options={}
-    )
+    liger = f"{LIGER}.liger_fused_linear_cross_entropy"
+    apple = "cut_cross_entropy.linear_cross_entropy"
+    of_liger = partial(_build_peer, path=liger, distribution="liger-kernel")
+    of_apple = partial(_build_peer, path=apple, distribution="cut-cross-entropy")
     logsumexp = partial(_build_compiled, select=select_with_grad, how="gather - logsumexp")
     return (
         *(_make("torch-compile-logsumexp", operator, logsumexp) for operator in ("logp", *POLICY_OPERATORS)),
         *(_make("torch-compile", operator, _build_compiled) for operator in ("logp", *POLICY_OPERATORS, "linear_logp")),
         _make("liger", "logp", _build_liger),
-        _make("liger", "linear_logp", liger),
+        _make("liger", "linear_logp", of_liger),
         _make("torch-chunked", "linear_logp", _build_torch_linear),
-        _make("cut-cross-entropy", "linear_logp", apple),
+        _make("cut-cross-entropy", "linear_logp", of_apple),
     )
 
 
-def _make(name: str, operator: str, build: Callable[[CaseTensors], Ready | Failure]) -> BenchedImplementation:
+def _make(name: str, operator: str, build: Builder) -> BenchedImplementation:
     return BenchedImplementation(name=name, operator=operator, kind=OperatorKind.PEER, build=build)

@@ -12,7 +12,6 @@ from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, POLICY_OPERATORS, Case
 from rlk_repro.bench.implementation import (
     BenchedImplementation,
     Call,
-    Failure,
     Ready,
     as_tensor,
     find_attribute,
@@ -26,14 +25,10 @@ _ROWS_PER_CHUNK: Final = 64
 _COLUMNS_PER_CHUNK: Final = 16384
 
 
-def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready | Failure:
+def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready:
     """The entropy is only a metric: vime computes it by default, and without gradient."""
     select = find_attribute(f"{VIME_MODULE}.calculate_log_probs_and_entropy")
     policy_loss = find_attribute(f"{VIME_MODULE}.compute_policy_loss")
-    if isinstance(select, Failure):
-        return select
-    if isinstance(policy_loss, Failure):
-        return policy_loss
 
     def select_log_probs() -> torch.Tensor:
         leaves = inputs.leaves

@@ -14,7 +14,6 @@ import torch
 from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, CaseTensors
 from rlk_repro.bench.implementation import (
     BenchedImplementation,
-    Failure,
     Ready,
     as_tensor,
     block,
@@ -94,7 +93,7 @@ def _select_from_hidden(op: Any, inputs: CaseTensors) -> torch.Tensor:
 
 def _build_resolved(
     inputs: CaseTensors, *, use: Use, method: _LogpMethod | None = None, is_newer: bool = False
-) -> Ready | Failure:
+) -> Ready:
     """Take the operator of the case's name, or with ``is_newer`` RL-Kernel's ``batch_invariant_logp``."""
     case, operator = inputs.case, OPERATORS[inputs.case.operator]
     platform = probe_platform() if inputs.tokens.is_cuda else Platform.CPU
@@ -104,14 +103,14 @@ def _build_resolved(
     elif isinstance(loaded, LoadedOperator) and loaded.implementation == SM90_BATCH_INVARIANT:
         loaded = find_sm90_refusal(inputs.leaves[0]) or loaded
     if isinstance(loaded, Refusal):
-        return block(str(loaded))
+        raise block(str(loaded))
     accepted = operator.find_implementation(platform, loaded.implementation)
     is_native = accepted is not None and accepted.is_native
     has_gradient = is_native or is_newer or operator.calls is not Calls.NO_GRAD
     if case.work == FORWARD_BACKWARD and not has_gradient:
-        return block(f"{loaded.implementation} computes no gradient")
+        raise block(f"{loaded.implementation} computes no gradient")
     if method is not None and not is_native and find_absent_symbols((method.symbol,)):
-        return block(f"{loaded.implementation}: its extension lacks {method.symbol}")
+        raise block(f"{loaded.implementation}: its extension lacks {method.symbol}")
     return Ready(
         forward=partial(use, loaded.op, inputs),
         kind=OperatorKind.NATIVE if is_native else OperatorKind.FUSED,
@@ -120,12 +119,9 @@ def _build_resolved(
     )
 
 
-def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready | Failure:
-    found = find_attribute(path)
-    if isinstance(found, Failure):
-        return found
+def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready:
     return Ready(
-        forward=partial(use, found(), inputs),
+        forward=partial(use, find_attribute(path)(), inputs),
         kind=kind,
         class_name=path.rpartition(".")[2],
         version=find_version(),

@@ -38,9 +38,8 @@ def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
     previous = b""
     for number, line in enumerate(io.BytesIO(data), start=1):
         if len(findings) >= MAX_FINDINGS:
-            findings.append(
-                _line_finding(number, "fewer wrong lines", "too many wrong lines; reading stopped at this line")
-            )
+            found = "too many wrong lines; reading stopped at this line"
+            findings.append(_line_finding(number, "fewer wrong lines", found))
             break
         parsed = _parse_line(line)
         if parsed is None:
@@ -56,7 +55,13 @@ def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
     return digests, findings
 
 
-def diff_checksums(listed: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Finding]:
+def check_seal(checksums: bytes, digests: Mapping[str, str]) -> list[Finding]:
+    """Compare SHA256SUMS with the digests of the present files."""
+    listed, findings = parse_checksums(checksums)
+    return [*findings, *_diff(listed, {name: digest for name, digest in digests.items() if name != CHECKSUMS})]
+
+
+def _diff(listed: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Finding]:
     for name in sorted(listed.keys() | found.keys(), key=sort_key):
         if name not in found:
             yield Finding(Level.BLOCKING, printable(name), f"sha256 {listed[name]}", "missing")

@@ -180,14 +180,12 @@ class GzipReader:
     def _check_size(self, num_bytes: int, num_compressed_bytes: int) -> None:
         most_bytes, size = LIMITS.most_bytes(self._file_bytes), format_bytes(num_bytes)
         if num_bytes > LIMITS.total_bytes:
-            limit = format_bytes(LIMITS.total_bytes)
-            self._place.refuse("refused: too large in total", got=size, expected=f"at most {limit}")
+            expected = f"at most {format_bytes(LIMITS.total_bytes)}"
+            self._place.refuse("refused: too large in total", got=size, expected=expected)
         if num_bytes > max(LIMITS.ratio_floor_bytes, LIMITS.ratio * num_compressed_bytes):
-            found, limit = (
-                f"{size} from {format_bytes(num_compressed_bytes)}",
-                f"{LIMITS.ratio} times the compressed size",
-            )
-            self._place.refuse("refused: a compression bomb", got=found, expected=f"at most {limit}")
+            size += f" from {format_bytes(num_compressed_bytes)}"
+            expected = f"at most {LIMITS.ratio} times the compressed size"
+            self._place.refuse("refused: a compression bomb", got=size, expected=expected)
         if num_bytes > most_bytes:
             limit = f"at most {format_bytes(most_bytes)} decompressed from a file of {format_bytes(self._file_bytes)}"
             self._place.refuse("refused: a compression bomb", got=size, expected=limit)

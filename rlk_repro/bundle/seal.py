@@ -1,107 +1,36 @@
-"""Seal, pack, unpack and describe bundles (docs/formats.md)."""
+"""Seal and pack bundles (docs/formats.md)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
-from rlk_repro.base import files
-from rlk_repro.base.disk import MORE_ROOM, Unwritable, new_folder, open_stream, temporary_folder, writing
+from rlk_repro.base.disk import Unwritable, open_stream
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecError
 from rlk_repro.base.escapes import printable
-from rlk_repro.base.files import CHUNK_BYTES, parse_json, replacing, sha256_bytes, write_bytes
-from rlk_repro.base.units import format_bytes
-from rlk_repro.bundle.archive import ArchiveReader, ArchiveWriter, Member, find_unsafe, read_own
-from rlk_repro.bundle.checksums import (
-    CHECKSUMS,
-    Piece,
-    diff_checksums,
-    hash_through,
-    parse_checksums,
-    render_checksums,
-    sort_key,
-)
-from rlk_repro.rundir.paths import FIND_BUNDLE, NODES, TRIALS, RunDir
-from rlk_repro.rundir.results import TrialStatus
+from rlk_repro.base.files import CHUNK_BYTES, replacing, sha256_bytes, write_bytes
+from rlk_repro.base.findings import Finding, Level, refuse_blocking
+from rlk_repro.bundle.archive import ArchiveReader, ArchiveWriter, Member, find_unsafe
+from rlk_repro.bundle.checksums import CHECKSUMS, Piece, check_seal, hash_through, render_checksums, sort_key
+from rlk_repro.rundir.paths import FIND_BUNDLE, RunDir
 
-_LAYOUT: Final = RunDir(Path())
-_PLAN: Final = str(_LAYOUT.plan)
-_ANALYSIS: Final = str(_LAYOUT.analysis)
-_UNPACKED: Final = "bundle"
-_SHORT_HASH: Final = 12
-_MAX_FACT: Final = 500
-_FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "name": (_PLAN, ("experiment", "run", "run")),
-    "lane": (_PLAN, ("experiment", "run", "lane")),
-    "hardware": (_PLAN, ("experiment", "hardware", "hardware")),
-    "cluster": (_PLAN, ("profile", "cluster")),
-    "plan_hash": (_PLAN, ("plan_hash",)),
-    "verdict": (_ANALYSIS, ("verdict", "word")),
-    "headline": (_ANALYSIS, ("verdict", "headline")),
-    "rlk_repro": (_ANALYSIS, ("facts", "rlk-repro")),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundleInfo:
-    """A description of a bundle; ``bundle_id`` is None without a seal, and a fact is None if it is not recorded."""
-
-    run_id: str
-    bundle_id: str | None
-    facts: Mapping[str, str | None]
-    num_files: int
-    size_bytes: int
-    trials: Mapping[str, str]
-    nodes: tuple[str, ...]
-
-    @property
-    def is_sealed(self) -> bool:
-        return self.bundle_id is not None
-
-    def lines(self) -> list[str]:
-        facts = {name: value or "not recorded" for name, value in self.facts.items()}
-        if self.facts["plan_hash"]:
-            facts["plan_hash"] = facts["plan_hash"][:_SHORT_HASH]
-        if self.facts["verdict"]:
-            facts["verdict"] += f" (as {'sealed' if self.is_sealed else 'recorded'}, not recomputed)"
-        return [
-            f"run {self.run_id}",
-            f"id {self.bundle_id or 'not sealed: the run was interrupted or has not finished'}",
-            f"sealed {'yes' if self.is_sealed else 'no'}",
-            *(f"{name.replace('_', '-')} {value}" for name, value in facts.items()),
-            f"{self.num_files} files, {format_bytes(self.size_bytes)}",
-            f"nodes {', '.join(map(printable, self.nodes)) or 'none'}",
-            *(f"trial {printable(name)}: {printable(status)}" for name, status in self.trials.items()),
-        ]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "run_id": self.run_id,
-            "bundle_id": self.bundle_id,
-            "is_sealed": self.is_sealed,
-            **self.facts,
-            "num_files": self.num_files,
-            "size_bytes": self.size_bytes,
-            "trials": dict(self.trials),
-            "nodes": list(self.nodes),
-        }
+UNPACKED: Final = "bundle"
 
 
 class FolderReader:
     """Reads the files of a run directory as ``ArchiveReader`` reads a bundle; ``data`` streams the current file.
 
-    ``refused`` has the reason for each file that cannot be packed; it is complete after the iteration.
+    ``refused`` names each file that cannot be packed; it is complete after the iteration.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         self._stream: BinaryIO | None = None
         self._num_unread_bytes = 0
-        self.refused: dict[str, str] = {}
+        self.refused: list[Finding] = []
 
     def __iter__(self) -> Iterator[Member]:
         for name in self._find_names():
@@ -110,7 +39,7 @@ class FolderReader:
             except FileNotFoundError:  # a file that vanishes after the listing counts as absent
                 continue
             except OSError as error:
-                self.refused[name] = f"unreadable ({error.strerror})"
+                self._refuse(name, f"unreadable ({error.strerror})")
                 continue
             with stream as self._stream:
                 self._num_unread_bytes = os.fstat(stream.fileno()).st_size
@@ -127,14 +56,7 @@ class FolderReader:
             raise _unreadable(Path(self._stream.name), error) from error
 
     def check(self) -> None:
-        if self.refused:
-            root = self._run_dir.root
-            raise CheckFailed(
-                *(
-                    Problem(f"{root}/{printable(name)}", what, expected="a regular file")
-                    for name, what in self.refused.items()
-                )
-            )
+        refuse_blocking(self.refused, "cannot be packed", under=f"{self._run_dir.root}/")
 
     def _find_names(self) -> list[str]:
         names = []
@@ -148,7 +70,7 @@ class FolderReader:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(name)
                 elif (problem := self._find_problem(name, entry)) is not None:
-                    self.refused[name] = problem
+                    self._refuse(name, problem)
                 else:
                     names.append(name)
         return sorted(names, key=sort_key)
@@ -160,8 +82,11 @@ class FolderReader:
         except OSError as error:
             if not folder:
                 raise _unreadable(self._run_dir.root, error) from error
-            self.refused[folder] = f"unreadable ({error.strerror})"
+            self._refuse(folder, f"unreadable ({error.strerror})")
             return []
+
+    def _refuse(self, name: str, why: str) -> None:
+        self.refused.append(Finding(Level.BLOCKING, printable(name), "a regular file", why))
 
     def _find_problem(self, name: str, entry: os.DirEntry[str]) -> str | None:
         if entry.is_symlink():
@@ -205,10 +130,8 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
         for member in reader:
             num_bytes = writer.add(member, hash_through(member.name, reader.data(), digests))
             if num_bytes < member.size_bytes:
-                where = f"{run_dir.root}/{printable(member.name)}"
-                raise CheckFailed(
-                    Problem(where, "shrank while it was packed", got=num_bytes, expected=f"{member.size_bytes} bytes")
-                )
+                where, expected = f"{run_dir.root}/{printable(member.name)}", f"{member.size_bytes} bytes"
+                raise CheckFailed(Problem(where, "shrank while it was packed", got=num_bytes, expected=expected))
         reader.check()
         writer.close()
         if run_dir.is_sealed:
@@ -216,49 +139,13 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
     return target
 
 
-def unpack(bundle: Path, destination: Path, bundle_id: str | None = None) -> RunDir:
-    """Unpack a bundle into a new folder, which becomes a run directory; after an error the folder does not exist.
-
-    With ``bundle_id``, the unpacked files must give this id: another process may exchange the bundle after its check.
-
-    Raises:
-        SpecError: there is no such bundle, or the destination exists.
-        BundleUnreadable: the bundle is unsafe, or its files give another id.
-    """
-    if destination.exists():
-        raise SpecError(Problem(str(destination), "already exists", expected="a new folder"))
-    with open_archive(bundle) as reader:
-        for _ in reader:  # the first reading refuses an invalid bundle before any file is written
-            pass
-    with open_archive(bundle) as reader, new_folder(destination) as partial:
-        digests = _write_members(reader, partial)
-        found = sha256_bytes(render_checksums({name: digests[name] for name in digests if name != CHECKSUMS}))
-        if bundle_id not in {None, found}:
-            raise BundleUnreadable(Problem(str(bundle), "changed while it was read", got=found, expected=bundle_id))
-    return RunDir(destination)
-
-
-@contextmanager
-def open_bundle(path: Path, bundle_id: str | None = None) -> Iterator[RunDir]:
-    """Yield the run directory ``path``; for a bundle, yield an unpacked copy, which exists until the block ends.
-
-    With ``bundle_id``, a bundle that was exchanged after its check is refused.
-    """
-    if is_folder(path):
-        yield RunDir(path)
-        return
-    with temporary_folder("rlk-repro-") as folder:
-        with writing(folder, hint=MORE_ROOM):
-            unpacked = unpack(path, folder / _UNPACKED, bundle_id)
-        yield unpacked
-
-
-def inspect_bundle(path: Path) -> BundleInfo:
-    """Describe a bundle or run directory without checking or unpacking it."""
-    if is_folder(path):
-        return _inspect(FolderReader(RunDir(path)), RunDir(path).run_id)
-    with open_archive(path) as reader:
-        return _inspect(reader, _UNPACKED)
+def write_through(path: Path, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the pieces of a new file unchanged, each after it was written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_stream(path, "xb") as stream:
+        for piece in pieces:
+            stream.write(piece)
+            yield piece
 
 
 @contextmanager
@@ -306,82 +193,5 @@ def _unreadable(path: Path, error: OSError) -> BundleUnreadable:
 
 
 def _check_seal(run_dir: RunDir, digests: Mapping[str, str]) -> None:
-    listed, findings = parse_checksums(run_dir.checksums.read_bytes())
-    found = {name: digest for name, digest in digests.items() if name != CHECKSUMS}
-    findings += diff_checksums(listed, found)
-    if findings:
-        raise CheckFailed(
-            *(Problem(f"{run_dir.root}/{item.where}", f"changed after it was sealed: {item.found}",
-                      expected=item.expected)
-              for item in findings)
-        )  # fmt: skip
-
-
-def _write_members(reader: ArchiveReader, folder: Path) -> dict[str, str]:
-    """Write all members; return the sha256 of each file's written bytes."""
-    digests: dict[str, str] = {}
-    for member in reader:
-        path = folder / member.name
-        if member.is_folder:
-            path.mkdir(parents=True, exist_ok=True)
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open_stream(path, "xb") as stream:
-            for piece in hash_through(member.name, reader.data(), digests):
-                stream.write(piece)
-    return digests
-
-
-def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleInfo:
-    from rlk_repro.plan import find_run_id  # imported late, because it imports pydantic, which verify.py does not need
-
-    sizes_bytes = []
-    nodes: set[str] = set()
-    trials: dict[str, str] = {}
-    bundle_id = None
-    records: dict[str, Any] = {}
-    for member in reader:
-        parts = member.name.split("/")
-        if not member.is_folder:
-            sizes_bytes.append(member.size_bytes)
-        if member.name == CHECKSUMS:
-            bundle_id = sha256_bytes(read_own(reader.data(), files.MAX_RECORDS_BYTES) or b"")
-        elif member.name in {_PLAN, _ANALYSIS}:
-            most_bytes = files.MAX_PLAN_BYTES if member.name == _PLAN else files.MAX_ANALYSIS_BYTES
-            records[member.name] = _load_own(reader.data(), most_bytes)
-        elif parts[0] == NODES and len(parts) > 2:
-            nodes.add(parts[1])
-        elif parts[0] == TRIALS and len(parts) > 2:
-            trials.setdefault(parts[1], TrialStatus.MISSING)
-            if member.name == str(_LAYOUT.trial(parts[1]).exit):
-                trials[parts[1]] = _read_status(reader.data())
-    return BundleInfo(
-        run_id=find_run_id(records.get(_PLAN), folder_name),
-        bundle_id=bundle_id,
-        facts={name: _find_fact(records.get(file), keys) for name, (file, keys) in _FACTS.items()},
-        num_files=len(sizes_bytes),
-        size_bytes=sum(sizes_bytes),
-        trials=trials,
-        nodes=tuple(sorted(nodes)),
-    )
-
-
-def _find_fact(value: Any, keys: Iterable[str]) -> str | None:
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return printable(value[:_MAX_FACT]) if isinstance(value, str) and value else None
-
-
-def _read_status(pieces: Iterable[Piece]) -> str:
-    value = _load_own(pieces)
-    if value is None:
-        return "unreadable"
-    status = value.get("status") if isinstance(value, dict) else None
-    return status[:_MAX_FACT] if isinstance(status, str) else "not recorded"
-
-
-def _load_own(pieces: Iterable[Piece], max_bytes: int = files.MAX_JSON_BYTES) -> Any:
-    try:
-        return parse_json("", read_own(pieces, max_bytes) or b"", max_bytes=max_bytes)
-    except BundleUnreadable:
-        return None
+    findings = check_seal(run_dir.checksums.read_bytes(), digests)
+    refuse_blocking(findings, "changed after it was sealed", under=f"{run_dir.root}/")

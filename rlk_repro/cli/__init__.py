@@ -18,11 +18,8 @@ from rlk_repro.base.disk import OF_FILE_SYSTEMS, Unwritable
 from rlk_repro.base.errors import EXIT_BUG, EnvironmentMissing, Problem, RlkReproError
 from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.cli import (
-    agreement,
     bundles,
     combine,
-    doctor,
-    env,
     images,
     jobs,
     prepare,
@@ -49,12 +46,13 @@ COMMANDS: Final[Functions] = {
     "inspect": bundles.inspect,
     "diff": bundles.diff,
     "combine": combine.combine,
+    "predict": combine.predict,
     "replay": replay.replay,
     "report": report.report,
     "index": report.index,
-    "agreement": agreement.agreement,
+    "agreement": report.agreement,
     "prepare": prepare.prepare,
-    "doctor": doctor.doctor,
+    "doctor": profile.doctor,
 }
 GROUPS: Final[Mapping[str, tuple[str, Functions]]] = {
     "runs": ("Run definitions: list them, show one.", {"list": runs.list_runs, "show": runs.show_run}),
@@ -62,21 +60,19 @@ GROUPS: Final[Mapping[str, tuple[str, Functions]]] = {
         "Site profiles: write one for a cluster, show it, check it.",
         {"init": profile.init, "show": profile.show, "check": profile.check},
     ),
-    "images": (
-        "Container images of stacks: list, pull, build, check, pin.",
-        {
-            "list": images.list_,
-            "pull": images.pull,
-            "build": images.build,
-            "check": images.check,
-            "pin": images.pin,
-        },
-    ),
+    "images": ("Container images of stacks: build.", {"build": images.build}),
     "env": (
         "Stacks as virtual environments, for hosts without containers: create, check, export.",
-        {"create": env.create, "check": env.check, "export": env.export},
+        {"create": images.create, "check": images.check, "export": images.export},
     ),
 }
+
+READING: Final = [
+    *(["verify"], ["inspect"], ["report"], ["combine"], ["diff"], ["index"], ["agreement"], ["runs"], ["list"]),
+    ["profile", "show"],
+]
+SHOWING: Final = {"replay": {"--analyze-only"}, "submit": {"--dry-run"}}
+"""Commands, and options of commands, that need no Linux."""
 
 app: Final = typer.Typer(
     name="rlk-repro",
@@ -122,8 +118,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal's encoding lacks must not end a run
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    _refuse_worker()
     try:
+        _require_linux(sys.argv[1:])
         make_command()(prog_name="rlk-repro")
     except SystemExit as end:
         if end.code == PARSER_REFUSED:
@@ -142,22 +138,23 @@ def main() -> None:
         sys.exit(_report_bug())
 
 
+def _require_linux(words: list[str]) -> None:
+    """Refuse commands that start, follow or probe a run on macOS and Windows, where only the others are tested."""
+    is_known = words[:1] and words[0] in {*COMMANDS, *GROUPS} and not {"-h", "--help"} & {*words}
+    if sys.platform == "linux" or not is_known or words[:1] in READING or words[:2] in READING:
+        return
+    if SHOWING.get(words[0], set()) & {*words}:
+        return
+    hint = f"here work: {', '.join(' '.join(known) for known in READING)}; replay --analyze-only; submit --dry-run"
+    raise EnvironmentMissing(Problem(words[0], "needs Linux", got=sys.platform, hint=hint))
+
+
 def _open_closed_streams() -> None:
     """Open standard streams that are closed: the next file would get such a stream's number, and lose its content."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # the kernel gives it the lowest free number, which is that of the closed stream
             setattr(sys, name, Path(os.devnull).open("w" if number else "r"))  # noqa: SIM115
-
-
-def _refuse_worker() -> None:
-    """End a worker process that imports its parent's script: it would run the script's command again and wait for it.
-
-    multiprocessing makes the same check where an importing worker starts a process.
-    """
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and getattr(process.current_process(), "_inheriting", False):
-        sys.exit("rlk-repro: a worker process ran the script again; call main() under: if __name__ == '__main__':")
 
 
 def _explain(error: OSError) -> RlkReproError | None:

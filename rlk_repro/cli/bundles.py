@@ -11,7 +11,7 @@ import typer
 from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import count, group, name_some
-from rlk_repro.cli.completion import complete_id
+from rlk_repro.cli.commands import complete_id
 from rlk_repro.cli.output import AsJson, Unsealed, say, say_answer, say_findings, say_json
 
 if TYPE_CHECKING:
@@ -46,23 +46,7 @@ def find_bundle(name: str | None) -> Path:
 
 MOST_IN_FULL: Final = 2
 """If a part of a plan or manifest has more differences than this, one line counts them and names up to three."""
-
-
 MOST_SHOWN: Final = 240
-
-
-def say_grouped(findings: Sequence[Finding]) -> None:
-    """Print findings, those of one part of a plan or manifest in one line if they are many."""
-    by_part = group((".".join(finding.where.split(".")[:-1][:2]), finding) for finding in findings)
-    for part, found in by_part.items():
-        is_unknown = len(found) > 1 and all(finding.found.startswith("unknown") for finding in found)
-        if len(found) <= MOST_IN_FULL and not is_unknown:
-            for item in found:
-                say(f"  {shorten(str(item), MOST_SHOWN)}")
-        else:
-            names = [finding.where.removeprefix(f"{part}.") for finding in found]
-            what = f"{len(found)} values differ or are missing here: {name_some(names)}"
-            say(f"  {found[0].level.value}: {part}: {what}")
 
 
 def verify(
@@ -100,7 +84,7 @@ def _id_lines(found: Verification, expected_id: str | None) -> Iterator[str]:
 
 def inspect(name: BundleName = None, as_json: AsJson = False) -> None:
     """Print what a bundle contains."""
-    from rlk_repro.bundle.seal import inspect_bundle
+    from rlk_repro.bundle.inspect import inspect_bundle
 
     info = inspect_bundle(find_bundle(name))
     say_answer(info, *info.lines(), as_json=as_json)
@@ -109,9 +93,6 @@ def inspect(name: BundleName = None, as_json: AsJson = False) -> None:
 def diff(
     first: Annotated[str, typer.Argument(metavar="BUNDLE", help="A bundle.tgz, a run directory or a run's id.")],
     second: Annotated[str, typer.Argument(metavar="BUNDLE", help="The bundle to compare with the first.")],
-    is_gate: Annotated[
-        bool, typer.Option("--gate", help="Only check whether the second bundle is worse; exit 1 if it is.")
-    ] = False,
     is_unsealed_fine: Unsealed = False,
     is_all_shown: Annotated[bool, typer.Option("--all", help="Print every difference in full.")] = False,
     as_json: AsJson = False,
@@ -120,9 +101,6 @@ def diff(
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.replay.compare import diff_bundles
 
-    if is_gate:
-        _judge_gate(find_bundle(first), find_bundle(second), as_json=as_json)
-        return
     found = diff_bundles(find_bundle(first), find_bundle(second))
     if as_json:
         say_json(found)
@@ -136,26 +114,23 @@ def diff(
         elif is_all_shown:
             say_findings(found.findings)
         else:
-            _say_differences(found.findings)
+            say_differences(found.findings, "--all prints them")
     if has_blocking(found.findings) or (found.unsealed and not is_unsealed_fine):
         raise typer.Exit(1)
 
 
-def _say_differences(findings: Sequence[Finding]) -> None:
-    """Print differences level by level, and of those that explain nothing only their number."""
+def say_differences(findings: Sequence[Finding], how: str) -> None:
+    """Print differences level by level, and of those that explain nothing only their number; ``how`` shows these."""
     for level in (Level.BLOCKING, Level.WARNING):
         found = [item for item in findings if item.level is level]
         if found:
             say(f"{count(len(found), 'difference')} of level {level.value}:")
-            say_grouped(found)
+        for part, alike in group((".".join(item.where.split(".")[:-1][:2]), item) for item in found).items():
+            if len(alike) > MOST_IN_FULL:
+                names = name_some(item.where.removeprefix(f"{part}.") for item in alike)
+                say(f"  {level.value}: {part}: {len(alike)} values differ or are missing here: {names}")
+            else:
+                for item in alike:
+                    say(f"  {shorten(str(item), MOST_SHOWN)}")
     if number := sum(item.level is Level.INFO for item in findings):
-        say(f"{count(number, 'difference')} of level info (--all prints them)")
-
-
-def _judge_gate(reference: Path, later: Path, *, as_json: bool) -> None:
-    from rlk_repro.replay.gate import judge_gate
-
-    gate = judge_gate(reference, later)
-    say_answer(gate, gate.line, as_json=as_json)
-    if not gate.is_open:
-        raise typer.Exit(1)
+        say(f"{count(number, 'difference')} of level info ({how})")

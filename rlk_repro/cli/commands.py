@@ -1,4 +1,4 @@
-"""Complete the help of every command: hide the type of flags without a value, and add one example."""
+"""What all commands share: examples in their help, options, and names that TAB completes."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+
+from rlk_repro.base import resources
 
 EXAMPLES: Final[Mapping[str, str]] = {
     "agreement": "rlk-repro agreement bundle.tgz --fail-on outside",
     "cancel": "rlk-repro cancel 20261124T013541Z-9dcecb6a-bb99",
     "collect": "rlk-repro collect 20261124T013541Z-9dcecb6a-bb99",
-    "combine": "rlk-repro combine docs/evidence/qwen3-30b-a3b-random-4l*.tgz",
-    "diff": "rlk-repro diff --gate reference.tgz bundle.tgz",
+    "combine": "rlk-repro combine a.tgz b.tgz c.tgz -o forest.html",
+    "diff": "rlk-repro diff a.tgz b.tgz",
     "doctor": "rlk-repro doctor",
     "env check": "rlk-repro env check DIR --stack 2026-11",
     "env create": "rlk-repro env create DIR --stack 2026-11",
     "env export": "rlk-repro env export DIR -o FOLDER",
     "images build": "rlk-repro images build --stack 2026-07 --platform cuda-amd64",
-    "images check": "rlk-repro images check localhost/rlk-repro:2026-11-cuda-amd64 --stack 2026-11",
-    "images list": "rlk-repro images list",
-    "images pin": "rlk-repro images pin 2026-07",
-    "images pull": "rlk-repro images pull --stack 2026-07 --platform cuda-amd64",
-    "index": "rlk-repro index docs/evidence/*.tgz -o site",
+    "index": "rlk-repro index *.tgz -o site",
     "inspect": "rlk-repro inspect bundle.tgz",
     "list": "rlk-repro list profiles",
     "logs": "rlk-repro logs 20261124T013541Z-9dcecb6a-bb99",
+    "predict": "rlk-repro predict qwen3-4b-random --hardware h200",
     "prepare": "rlk-repro prepare qwen3-4b-random --hardware h200",
     "profile check": "rlk-repro profile check my-site.yaml",
     "profile init": "rlk-repro profile init --cluster slurm -o my-site.yaml",
@@ -45,9 +45,13 @@ EXAMPLES: Final[Mapping[str, str]] = {
 }
 
 REMOVED: Final[Mapping[str, str]] = {
-    "claims": "docs/evidence/README.md has a table of what it measured",
-    "images export": "use skopeo copy (docs/images.md)",
-    "images import": "use skopeo copy (docs/images.md)",
+    "claims": "use rlk-repro combine, which joins the results of several machines",
+    "images check": "run python3 -P -m rlk_repro.image_check in the image",
+    "images export": "use skopeo copy",
+    "images import": "use skopeo copy",
+    "images list": "rlk-repro list stacks names them",
+    "images pin": "write the image's name and digest into a copy of the stack",
+    "images pull": "pull NAME@DIGEST with your container engine",
 }
 """Commands of earlier versions, and what to use instead."""
 
@@ -83,3 +87,48 @@ def _hide_values_of_flags(options: Iterable[Any]) -> None:
     for option in options:
         if getattr(option, "is_flag", False):
             option.metavar = ""  # by default typer shows a type, although a flag takes no value
+
+
+FOLDERS: Final[Mapping[str, Callable[[], list[Path]]]] = {
+    "runs": resources.run_folders,
+    "hardware": resources.hardware_folders,
+    "stacks": resources.stack_folders,
+    "profiles": resources.all_profile_folders,
+}
+
+
+def _complete_from(kind: str) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in resources.list_names(FOLDERS[kind]()) if name.startswith(incomplete)]
+
+    return complete
+
+
+complete_run = _complete_from("runs")
+complete_hardware = _complete_from("hardware")
+complete_stack = _complete_from("stacks")
+complete_profile = _complete_from("profiles")
+
+
+def complete_id(incomplete: str) -> list[str]:
+    from rlk_repro.rundir.store import list_run_dirs
+
+    return [item.run_id for item in reversed(list_run_dirs()) if item.run_id.startswith(incomplete)]
+
+
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A name from `runs list`, or a run's file.", autocompletion=complete_run)
+]
+HardwareName = Annotated[
+    str | None, typer.Option(help="Such as h200; default: the profile's.", autocompletion=complete_hardware)
+]
+PinsName = Annotated[
+    str | None, typer.Option(help="Pinned versions; default: the run's.", autocompletion=complete_stack)
+]
+StackName = Annotated[
+    str | None,
+    typer.Option("--stack", help="Stack (name or file); default: the newest.", autocompletion=complete_stack),
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change one value; can be repeated.")
+]

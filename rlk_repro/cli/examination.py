@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.agent.preflight.checks import CHECKS
+from rlk_repro.agent.preflight.checks import find_checks
 from rlk_repro.agent.preflight.facts import Facts
 from rlk_repro.agent.preflight.host import find_little_room
 from rlk_repro.base.disk import can_make, find_existing
@@ -45,11 +45,11 @@ def examine(manifest: Manifest, hardware: Hardware, runs: Path, clients: Sequenc
     facts = replace(facts, layout=Layout(gpus_per_node=len(facts.devices)))
     entries = [*_list_capabilities(facts, runs, clients)]
     findings = [("room", "free some space, or set RLK_REPRO_RUNS", found) for found in _check_room(facts, runs)]
-    for check in CHECKS:
+    for check in find_checks(facts):
         findings += [(check.name, check.advice, found) for found in check.judge(facts)]
     for name, advice, found in findings:
         words = f"{found.where} {found.found}, expected {found.expected}"
-        entries.append(Entry(name, STATUS[found.level], words, advice or "see docs/preflight.md"))
+        entries.append(Entry(name, STATUS[found.level], words, advice or "rlk-repro list names the hardware files"))
     return entries
 
 

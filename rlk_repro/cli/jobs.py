@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rlk_repro.base.console import silence
-from rlk_repro.cli.commands import as_typed
-from rlk_repro.cli.completion import complete_id
+from rlk_repro.cli.commands import as_typed, complete_id
 from rlk_repro.cli.output import AsJson, note, say, say_answer, say_json, say_text
 
 if TYPE_CHECKING:
@@ -35,9 +34,10 @@ def status(
 ) -> None:
     """Show the state of a submitted run."""
     from rlk_repro.clusters.api import JobState
+    from rlk_repro.clusters.asking import NO_REPORT, find_next_step
     from rlk_repro.rundir.state import Phase, read_state
     from rlk_repro.rundir.store import find_run_dir
-    from rlk_repro.submit import sending
+    from rlk_repro.submit import finishing, sending
     from rlk_repro.submit.sending import drop_forecast, render_progress
 
     run_dir = find_run_dir(run_id)
@@ -74,14 +74,17 @@ def status(
     say(f"{run_dir.run_id}: {answer.state}{f' ({answer.reason})' if answer.reason else ''}")
     if progress is not None:
         say(f"  {'ended in ' if is_over and progress.phase is not Phase.ENDED else ''}{render_progress(progress)}")
-    if is_over and (advice := _advise(run_dir, answer.state, progress)):
+    if answer.state is not JobState.DONE and (step := find_next_step(answer.reason)):
+        say(as_typed(f"  next: {step}"))
+    is_begun = NO_REPORT not in answer.reason or run_dir.agent_log.is_file()
+    if is_over and (advice := _advise(run_dir, answer.state, progress, is_begun=is_begun)):
         say(as_typed(f"  hint: {advice}"))
-        if answer.state is not JobState.DONE:
-            say(f"  the agent's log: {run_dir.agent_log}")
+        if answer.state is not JobState.DONE and is_begun:
+            say(as_typed(f"  the agent's log: {finishing.find_agent_log(run_dir)}"))
     say(f"  {'sealed' if run_dir.is_sealed else 'not sealed'} · {run_dir.root}")
 
 
-def _advise(run_dir: RunDir, job: JobState, progress: Progress | None) -> str:
+def _advise(run_dir: RunDir, job: JobState, progress: Progress | None, *, is_begun: bool = True) -> str:
     from rlk_repro.clusters.api import JobState
     from rlk_repro.submit import finishing
 
@@ -92,8 +95,8 @@ def _advise(run_dir: RunDir, job: JobState, progress: Progress | None) -> str:
     if job is JobState.FAILED and finishing.is_uncollected(run_dir, progress):
         collect_first = f"fetch the run's files with rlk-repro collect {run_dir.run_id}"
         return f"nothing was collected yet; {collect_first}, then rlk-repro submit --resume {run_dir.run_id}"
-    end = "cancelled" if job is JobState.CANCELLED else "killed from outside"
-    return f"the run was {end}; resume with rlk-repro submit --resume {run_dir.run_id}"
+    end = "was cancelled" if job is JobState.CANCELLED else "was killed from outside" if is_begun else "never began"
+    return f"the run {end}; resume with rlk-repro submit --resume {run_dir.run_id}"
 
 
 def logs(

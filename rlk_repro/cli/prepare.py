@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlk_repro.cli.completion import HardwareName, PinsName, RunName, Settings, complete_profile
+from rlk_repro.cli.commands import HardwareName, PinsName, RunName, Settings, complete_profile
 from rlk_repro.cli.output import AsJson, say, say_json
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
     if name is None:
         raise SpecError(Problem("--hardware", "missing; the profile names no hardware", expected=menu))
     if name not in run.layouts:
-        raise SpecError(Problem("--hardware", f"run {run.run} has no layout of this name", got=name, expected=menu))
+        hint = None if hardware else f"the profile says {name}; name the nodes' hardware: --hardware {known[0]}"
+        what = f"run {run.run} has no layout for this hardware"
+        raise SpecError(Problem("--hardware", what, got=name, expected=menu, hint=hint))
     return name
 
 

@@ -1,4 +1,4 @@
-"""Define ``profile init``, ``profile show`` and ``profile check``."""
+"""Define ``doctor`` and ``profile init|show|check``: what this machine and a cluster can run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlk_repro.base.escapes import printable
-from rlk_repro.cli.commands import as_typed
-from rlk_repro.cli.completion import complete_profile, complete_run
+from rlk_repro.cli.commands import as_typed, complete_profile, complete_run
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_yaml
 
 if TYPE_CHECKING:
@@ -91,12 +90,15 @@ def show(
 
 
 def _load(name: str, cluster: str | None) -> Profile:
+    from rlk_repro.agent.preflight.checks import require_known
     from rlk_repro.base.resources import all_profile_folders, profile_folders
     from rlk_repro.clusters.registry import BACKENDS
     from rlk_repro.spec.load import load_profile
 
     folders = all_profile_folders() if cluster is None else profile_folders(cluster)
-    return load_profile(name, folders, BACKENDS).model
+    profile = load_profile(name, folders, BACKENDS)
+    require_known(profile)
+    return profile.model
 
 
 def check(
@@ -123,4 +125,25 @@ def check(
         say(f"profile {profile.profile}: {count(len(findings), 'finding')}")
         say_findings(findings)
     if has_blocking(findings):
+        raise typer.Exit(1)
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check this machine, and show what would make a run fail."""
+    from rlk_repro.cli.examination import examine
+    from rlk_repro.clusters.local import guess_hardware
+    from rlk_repro.clusters.registry import list_clients
+    from rlk_repro.probes.node import probe_node
+    from rlk_repro.rundir.paths import runs_root
+
+    manifest = probe_node("here")
+    entries = examine(manifest, guess_hardware(manifest), runs_root(), list_clients())
+    if as_json:
+        say_json({"checks": entries, "manifest": manifest.to_json()})
+    else:
+        for entry in entries:
+            say(f"{entry.status:<5} {entry.name:<22} {entry.found}")
+            if entry.advice:
+                say(f"{'':<28} → {entry.advice}")
+    if any(entry.status == "fail" for entry in entries):
         raise typer.Exit(1)

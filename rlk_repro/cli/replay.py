@@ -15,10 +15,10 @@ import typer
 from rlk_repro.base.console import silence
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, NotReproduced, Problem, RlkReproError
 from rlk_repro.base.units import count
-from rlk_repro.cli.bundles import BundleName, find_bundle, say_grouped
-from rlk_repro.cli.completion import complete_profile
-from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, show
-from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
+from rlk_repro.cli.bundles import BundleName, find_bundle, say_differences
+from rlk_repro.cli.commands import complete_profile
+from rlk_repro.cli.output import AsJson, note, say, say_json, show
+from rlk_repro.cli.submit import require_sources, show_dry_run, use_sources
 
 if TYPE_CHECKING:
     from rlk_repro.replay.compare import Comparison
@@ -42,9 +42,6 @@ def replay(
         ),
     ] = None,
     is_on_same_nodes: Annotated[bool, typer.Option("--same-nodes", help="Request the recorded nodes by name.")] = False,
-    vime_src: VimeSource = None,
-    megatron_src: MegatronSource = None,
-    rl_kernel_src: RlKernelSource = None,
     is_accepted: Annotated[bool, typer.Option("--yes", help="Do not ask; run in spite of differences.")] = False,
     is_trusted: Annotated[bool, typer.Option("--trust", help="Allow code from outside the pinned sources.")] = False,
     as_json: AsJson = False,
@@ -66,7 +63,7 @@ def replay(
         return
     with _both_halves(first, as_json=as_json):
         site = steps.find_site(recorded, cluster, profile).model
-        use_sources(vime_src, megatron_src, rl_kernel_src, cluster=site.cluster)
+        use_sources(cluster=site.cluster)
         prepared = steps.prepare(recorded, cluster=cluster, profile=profile, is_on_same_nodes=is_on_same_nodes)
         needs = _find_needs(prepared, bundle)
         if not as_json:
@@ -113,9 +110,8 @@ def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> Non
 
 
 def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> None:
-    for need, following in zip(needs, (*needs[1:], None), strict=True):
-        is_shared = following is not None and following.hint == need.hint
-        for line in f"rlk-repro: {replace(need, hint=None) if is_shared else need}".splitlines():
+    for need in needs:
+        for line in f"rlk-repro: {need}".splitlines():
             note(line)
     sys.stderr.flush()
     found = f"re-analysis, exact; no new run, because this machine lacks {count(len(needs), 'item')} (listed above)"
@@ -182,22 +178,11 @@ def _say_analysis(bundle: Path, recorded: Recorded) -> None:
 
 
 def _say_drift(prepared: PreparedReplay) -> None:
-    from rlk_repro.base.findings import Level
-
-    found = prepared.known_drift
     if prepared.drift is None:
         say("the new run will compare its nodes with the recorded nodes")
-        if not found:
-            return
-    shown = [finding for finding in found if finding.level is not Level.INFO]
-    number = count(len(found) - len(shown), "difference")
-    rest = f"{number} of level info (--dry-run --json lists them)"
-    if not shown:
-        say(f"drift of this machine from the recorded machine: no warning; {rest}")
-        return
-    say(f"drift of this machine from the recorded machine, without {rest}:")
-    say_findings([finding for finding in shown if finding.level is Level.BLOCKING])
-    say_grouped([finding for finding in shown if finding.level is not Level.BLOCKING])
+    if prepared.known_drift:
+        say("this machine differs from the recorded machine:")
+        say_differences(prepared.known_drift, "--dry-run --json lists them")
 
 
 def _say_what_runs(prepared: PreparedReplay) -> None:
@@ -218,7 +203,6 @@ def _ask(prepared: PreparedReplay) -> bool:
 
 
 def _show_dry_run(prepared: PreparedReplay, first: dict[str, Any], needs: Sequence[Problem], *, as_json: bool) -> None:
-    from rlk_repro.cli.submit import show_dry_run
     from rlk_repro.submit.consent import list_what_runs
     from rlk_repro.submit.show import describe_dry_run
 

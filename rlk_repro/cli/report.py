@@ -1,18 +1,26 @@
-"""Define ``report`` and ``index``: rebuild the reports of bundles or run directories from their analysis."""
+"""Define ``report``, ``index`` and ``agreement``: what bundles or run directories show, from their analysis."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import signal
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlk_repro.cli.bundles import find_bundle
-from rlk_repro.cli.completion import complete_id
-from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say_answer, say_json, say_text, show
+from rlk_repro.cli.bundles import BundleName, find_bundle
+from rlk_repro.cli.commands import complete_id
+from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say, say_answer, say_json, say_text, show
+
+if TYPE_CHECKING:
+    from rlk_repro.report.index import Entry
+
+NUM_PROCESSES: Final = 2
+OUTSIDE: Final = "outside"
+WORDS: Final = {OUTSIDE: "fail", "not-measured": "not measured"}
 
 
 def report(
@@ -71,7 +79,7 @@ def report(
             show(partial(print_summary, analysis, context=replace(context, report=str(page))))
     if as_json:
         say_json(results)
-    if is_doubtful or any(result.verdict in unwanted for result in results):
+    if is_doubtful or any(result["verdict"] in unwanted for result in results):
         raise typer.Exit(1)
 
 
@@ -82,29 +90,51 @@ def index(
 ) -> None:
     """Write one static page over several bundles, and the report of each."""
     from rlk_repro.base.disk import writing
-    from rlk_repro.base.errors import CheckFailed, Problem
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.base.units import count
-    from rlk_repro.replay.recorded import CONTRADICTS, load_result
+    from rlk_repro.replay.recorded import CONTRADICTS
     from rlk_repro.report.index import write_index
 
-    entries = []
-    for bundle in bundles:
-        analysis, context = load_result(bundle, is_linked=False)
-        if not context.bundle_id:
-            raise CheckFailed(
-                Problem(str(bundle), "is not sealed", expected="a sealed bundle, because the page shows its id")
-            )
-        entries.append((analysis, context))
+    entries = list(_read_entries(bundles))
     with writing(output, hint=OTHER_FOLDER):
         page = write_index(entries, output)
-    made = {"page": page, "bundles": [context.bundle_id for _, context in entries]}
+    made = {"page": page, "bundles": [entry.context.bundle_id for entry in entries]}
     say_answer(made, f"{page}: {count(len(entries), 'bundle')}", as_json=as_json)
-    doubtful = [context.bundle for _, context in entries if has_blocking(context.findings)]
+    doubtful = [entry.context.bundle for entry in entries if has_blocking(entry.context.findings)]
     for name in doubtful:
         note(f"{name} {CONTRADICTS}")
     if doubtful:
         raise typer.Exit(1)
+
+
+def _read_entries(bundles: Sequence[Path]) -> Iterator[Entry]:
+    """Check and analyse every bundle, two at a time, and say which one is done."""
+    from concurrent.futures import ProcessPoolExecutor
+
+    if len(bundles) == 1:
+        yield _read_entry(bundles[0])
+        return
+    ignored = (signal.SIGINT, signal.SIG_IGN)  # this process handles Ctrl-C
+    with ProcessPoolExecutor(NUM_PROCESSES, initializer=signal.signal, initargs=ignored) as pool:
+        try:
+            for number, entry in enumerate(pool.map(_read_entry, bundles), start=1):
+                note(f"{number} of {len(bundles)}: {entry.context.bundle}")
+                yield entry
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _read_entry(bundle: Path) -> Entry:
+    from rlk_repro.base.errors import CheckFailed, Problem
+    from rlk_repro.replay.recorded import load_result
+    from rlk_repro.report.index import make_entry
+
+    analysis, context = load_result(bundle, is_linked=False)
+    if not context.bundle_id:
+        raise CheckFailed(
+            Problem(str(bundle), "is not sealed", expected="a sealed bundle, because the page shows its id")
+        )
+    return make_entry(analysis, context)
 
 
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:
@@ -136,3 +166,43 @@ def read_fail_on(text: str | None, known: Collection[str], what: str) -> set[str
     if unknown:
         raise SpecError(Problem("--fail-on", f"no such {what}", got=unknown[0], expected=f"any of {', '.join(known)}"))
     return words
+
+
+def agreement(
+    name: BundleName = None,
+    fail_on: Annotated[
+        str | None, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these results: outside, not-measured.")
+    ] = OUTSIDE,
+    is_unsealed_fine: Unsealed = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check whether training and rollout compute the same numbers for the same tokens; name the first difference."""
+    from rlk_repro.base.findings import has_blocking
+    from rlk_repro.replay.recorded import load_result
+    from rlk_repro.report.blocks import summarise
+    from rlk_repro.report.checks import describe_agreement, make_checks
+    from rlk_repro.report.terminal import print_sections
+    from rlk_repro.report.view import make_view
+    from rlk_repro.rundir.agreement import describe_checks
+    from rlk_repro.submit.authored import OTHER_CONTRACT
+
+    unwanted = {WORDS[word] for word in read_fail_on(fail_on, WORDS, "word")}
+    bundle = find_bundle(name)
+    analysis, context = load_result(bundle, is_linked=False)
+    checks, is_other_contract = analysis.checks, OTHER_CONTRACT in context.findings
+    summary = describe_checks(checks)
+    if as_json:
+        say_json({"summary": summary, "checks": checks, "is_other_contract": is_other_contract})
+    elif not checks:
+        say(f"{bundle}: this run compared no engines; submit one with --set workload.what_for=agreement --pairs 1")
+    else:
+        view = make_view(analysis, context)
+        sections = summarise([make_checks(view)])
+        say(describe_agreement(view))
+        show(lambda console: print_sections(sections, console))
+        if is_other_contract:
+            say("the bundle records another contract than this version's, by which the results were judged")
+    is_doubtful = has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
+    found = {item.word.value for item in checks} or {"not measured"}
+    if is_doubtful or found & unwanted or not checks:
+        raise typer.Exit(1)

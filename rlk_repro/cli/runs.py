@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rlk_repro.base.units import count
-from rlk_repro.cli.completion import FOLDERS, RunName
+from rlk_repro.cli.commands import FOLDERS, RunName
 from rlk_repro.cli.output import AsJson, say, say_json, say_yaml
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ def list_kinds(
                     hint=suggest(kind, list(FOLDERS)) or "rlk-repro list")
         )  # fmt: skip
     kinds = [kind] if kind else list(FOLDERS)
-    found = {
-        name: {item: display_name(find_yaml(name, item, FOLDERS[name]())) for item in list_names(FOLDERS[name]())}
-        for name in kinds
-    }
+    found: dict[str, dict[str, str]] = {}
+    for name in kinds:
+        folders = FOLDERS[name]()
+        found[name] = {item: display_name(find_yaml(name, item, folders)) for item in list_names(folders)}
     if as_json:
         say_json(found)
         return

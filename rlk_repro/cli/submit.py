@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rlk_repro.base.console import silence
-from rlk_repro.cli.commands import as_typed
-from rlk_repro.cli.completion import HardwareName, PinsName, Settings, complete_id, complete_profile, complete_run
-from rlk_repro.cli.output import AsJson, note, say, say_json, say_text, show
-from rlk_repro.cli.sources import (
-    MegatronSource,
-    RlKernelSource,
-    VimeSource,
-    note_switches,
-    require_sources,
-    use_sources,
+from rlk_repro.cli.commands import (
+    HardwareName,
+    PinsName,
+    Settings,
+    as_typed,
+    complete_id,
+    complete_profile,
+    complete_run,
 )
+from rlk_repro.cli.output import AsJson, note, say, say_json, say_text, show
 
 if TYPE_CHECKING:
     from rlk_repro.clusters.api import Job
@@ -28,8 +29,19 @@ if TYPE_CHECKING:
     from rlk_repro.submit.sending import Launched
 
 
-_SOURCES: Final = frozenset({"vime_src", "megatron_src", "rl_kernel_src"})
-_WITH_RESUME: Final = _SOURCES | {"resume", "is_dry_run", "is_job_shown", "is_waiting", "as_json"}
+_WITH_RESUME: Final = frozenset({"resume", "is_dry_run", "is_job_shown", "is_waiting", "as_json"})
+
+
+def _read_number(text: str) -> int | str:
+    """Leave other words to the check of the run's values, which names what is expected."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _number(what: str) -> Any:
+    return typer.Option(help=what, metavar="N", parser=_read_number)
 
 
 def submit(
@@ -51,20 +63,24 @@ def submit(
     ] = None,
     stack: PinsName = None,
     lane: Annotated[str | None, typer.Option(help="live, fixed-rollout or train-only.")] = None,
-    sessions: Annotated[int | None, typer.Option(help="Number of sessions (design crossover).")] = None,
-    pairs: Annotated[int | None, typer.Option(help="Number of pairs (design parallel).")] = None,
-    control_pairs: Annotated[int | None, typer.Option(help="Number of pairs of two baseline trials.")] = None,
+    sessions: Annotated[int | None, _number("Number of sessions (design crossover).")] = None,
+    pairs: Annotated[int | None, _number("Number of pairs (design parallel).")] = None,
+    control_pairs: Annotated[int | None, _number("Number of pairs of two baseline trials.")] = None,
     variants: Annotated[str, typer.Option(help="Variants, separated by commas.")] = "baseline,enabled",
     settings: Settings = None,
-    vime_src: VimeSource = None,
-    megatron_src: MegatronSource = None,
-    rl_kernel_src: RlKernelSource = None,
     max_job_time: Annotated[
         str | None, typer.Option(metavar="TIME", help="Slurm: longest time of one job, such as 4h.")
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="N,…", help="Local: only these GPUs; others may serve another run."),
     ] = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and job; send nothing.")] = False,
     is_job_shown: Annotated[bool, typer.Option("--show-job", help="With --dry-run: print the job's files.")] = False,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Wait for the run's end and its result.")] = False,
+    machines: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Send N submissions at once, for `combine`.", show_default=False)
+    ] = 1,
     resume: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Redo the incomplete pairs of this run.", autocompletion=complete_id),
@@ -94,19 +110,22 @@ def submit(
             is_exploratory=is_exploratory,
             is_dry_run=is_dry_run,
             max_job_time=max_job_time,
+            gpus=gpus,
         )
         prepared = planning.prepare(request)
-    use_sources(vime_src, megatron_src, rl_kernel_src, cluster=prepared.plan.cluster)
+    if machines > 1:
+        _require_several(prepared.plan, is_waiting=is_waiting)
+    use_sources(cluster=prepared.plan.cluster)
     if not as_json:
         for remark in prepared.remarks:
             note(remark)
-        note_switches()
+        _note_switches()
         if prepared.is_proposed:
             _offer_to_save(prepared)
     if is_dry_run:
         show_dry_run(prepared.plan, prepared.job, is_job_shown=is_job_shown, as_json=as_json)
         return
-    _send(prepared, is_waiting=is_waiting, as_json=as_json)
+    _send(prepared, machines, is_waiting=is_waiting, as_json=as_json)
 
 
 def _offer_to_save(prepared: Prepared) -> None:
@@ -131,25 +150,50 @@ def _choose(name: str, run: str) -> str:
     return name or run
 
 
-def _send(prepared: Prepared, *, is_waiting: bool, as_json: bool) -> None:
-    from rlk_repro.submit import sending
+def _send(prepared: Prepared, number: int, *, is_waiting: bool, as_json: bool) -> None:
+    """Send one plan so many times at once; the scheduler gives the submissions different nodes."""
+    from rlk_repro.submit import planning, sending
 
-    require_sources(prepared.plan)
-    launched = sending.submit(prepared)
-    if not is_waiting:
-        _show_submitted(prepared.plan, launched, as_json=as_json)
+    plan = prepared.plan
+    require_sources(plan)
+    launched: list[Launched] = []
+    for _ in range(number):
+        launched.append(sending.submit(planning.render(plan, prepared.inputs) if launched else prepared))
+        if not (as_json or is_waiting):
+            _show_submitted(plan, launched[-1])
+    if is_waiting:
+        tell = silence if as_json else note
+        tell(f"run directory: {launched[0].run_dir.root}")
+        sending.wait(launched[0], tell, is_quiet=as_json)
+        _show_result(launched[0], as_json=as_json)
         return
-    tell = silence if as_json else note
-    tell(f"run directory: {launched.run_dir.root}")
-    sending.wait(launched, tell, is_quiet=as_json)
-    _show_result(launched, as_json=as_json)
+    command = shlex.join(["rlk-repro", "combine", *(item.run_dir.run_id for item in launched)])
+    if as_json:
+        sent = [{"id": item.run_dir.run_id, "run_dir": item.run_dir.root, "submission": item.submission}
+                for item in launched]  # fmt: skip
+        say_json(sent[0] if number == 1 else {"submissions": sent, "combine": command})
+    elif number > 1:
+        say(as_typed(f"when all have ended: {command}"))
+
+
+def _require_several(plan: Plan, *, is_waiting: bool) -> None:
+    from rlk_repro.base.errors import Problem, SpecError
+    from rlk_repro.clusters.registry import get_backend
+
+    if get_backend(plan.cluster).CLIENT is None:
+        raise SpecError(Problem("--machines", "needs a scheduler with several nodes", got=f"--cluster {plan.cluster}",
+                                hint="run it on each machine, then: rlk-repro combine with their bundles"))  # fmt: skip
+    if is_waiting:
+        raise SpecError(Problem("--wait", "waits for one submission", expected="no --machines"))
+    if plan.profile.slurm is not None and not plan.profile.slurm.exclusive:
+        note("slurm.exclusive is false, so that submissions may share a node: combine counts GPUs and hosts")
 
 
 def _refuse_other_flags(context: typer.Context) -> None:
     """Refuse flags that would change a resumed run, which keeps its plan."""
     from rlk_repro.base.errors import Problem, SpecError
 
-    what, expected = "cannot change a run that is resumed", "only --dry-run, --wait or --json"
+    what, expected = "a resumed run keeps its plan", "this left out; --dry-run, --wait and --json may stay"
     problems = [
         Problem("RUN" if option.name == "name" else option.opts[-1], what, expected=expected)
         for option in context.command.params
@@ -188,19 +232,17 @@ def show_dry_run(plan: Plan, job: Job, *, is_job_shown: bool, as_json: bool) -> 
     say(f"{'command':<16} {shlex.join(job.command)}")
 
 
-def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:
+def _show_submitted(plan: Plan, launched: Launched) -> None:
     from rlk_repro.clusters.registry import get_backend
-    from rlk_repro.submit.show import bound_line
+    from rlk_repro.submit.show import bound_line, describe_cost
 
     run_dir, submission = launched.run_dir, launched.submission
-    if as_json:
-        say_json({"id": run_dir.run_id, "run_dir": run_dir.root, "submission": submission})
-        return
     say(f"submitted {run_dir.run_id} to {submission.cluster} as {submission.job_id}")
     say(f"run directory: {run_dir.root}")
+    say(f"expected: {describe_cost(plan)}")
     bound = get_backend(submission.cluster).find_bound(plan)
     if bound is not None:
-        say(bound_line(plan, bound))
+        say(f"reserved: {bound_line(plan, bound)}")
     say(as_typed(f"next: rlk-repro status --watch {run_dir.run_id}"))
 
 
@@ -216,3 +258,53 @@ def _show_result(launched: Launched, *, as_json: bool) -> None:
         show(lambda console: print_summary(result.analysis, console, result.context))
     if not result.is_ok:
         raise typer.Exit(1)
+
+
+def use_sources(*, cluster: str) -> None:
+    """Use the checkouts that the environment names, on the local cluster only, whose job is a child of this process."""
+    from rlk_repro.submit.site import LOCAL
+    from rlk_repro.workloads.checkouts import use_checkouts
+
+    if cluster == LOCAL:
+        use_checkouts()
+
+
+def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
+    """Refuse to start if the trainer's packages or the modules in ``also`` cannot be found.
+
+    Raises:
+        SpecError: the profile's PYTHONPATH hides the checkouts.
+    """
+    from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+    from rlk_repro.sources import RL_KERNEL
+    from rlk_repro.submit.consent import find_shipped_pins
+    from rlk_repro.submit.site import LOCAL
+    from rlk_repro.workloads import checkouts
+    from rlk_repro.workloads.environment import find_trainer_path
+
+    if plan.cluster != LOCAL:
+        return
+    hidden = [item.variable for item in checkouts.SOURCES if os.environ.get(item.variable)]
+    if hidden and "PYTHONPATH" in plan.profile.env:
+        where = f"profile {plan.profile.profile}: env.PYTHONPATH"
+        raise SpecError(Problem(where, f"hides {', '.join(hidden)}", expected="one of the two, not both"))
+    checkouts.refuse_missing(checkouts.find_missing_checkouts(plan))
+    if "torch" in plan.run.workload.modules and not checkouts.is_found("torch", find_trainer_path(plan)):
+        hint = "python -m pip install 'rlk-repro[local]'"
+        raise EnvironmentMissing(Problem("python module torch", "is not installed", hint=hint))
+    own = set() if plan.run.rl_kernel.commits is None else {RL_KERNEL.module}
+    needed = {*plan.run.workload.modules, *also} - own
+    checkouts.require_importable(
+        *(source for source in checkouts.SOURCES if source.module in needed),
+        path=find_trainer_path(plan, os.environ.get("PYTHONPATH", "")),
+        pins=find_shipped_pins(plan.stack),
+        commits=checkouts.find_missing_commits(plan),
+    )
+
+
+def _note_switches() -> None:
+    from rlk_repro.workloads.environment import SWITCHES
+
+    for name, setting in SWITCHES.items():
+        if value := os.environ.get(name):
+            note(f"{name}={value} is set in this shell but has no effect; use {setting}")

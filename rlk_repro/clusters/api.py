@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -53,8 +53,7 @@ class Submission:
     details: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "cluster": self.cluster, "job_id": self.job_id, "submitted_at": self.submitted_at,
-                "details": dict(self.details)}  # fmt: skip
+        return {"schema": SCHEMA, **asdict(self)}
 
     @classmethod
     def from_json(cls, value: Any, where: str = "submission.json") -> Submission:
@@ -63,9 +62,10 @@ class Submission:
         if not isinstance(details, Mapping):
             raise BundleUnreadable(Problem(f"{where}: details", "wrong value", got=details, expected="a mapping"))
         texts = {name: value.get(name) for name in ("cluster", "job_id", "submitted_at")}
+        named = texts | {f"details.{name}": item for name, item in details.items()}
         wrong = [
             Problem(f"{where}: {name}", "wrong value", got=item, expected="text")
-            for name, item in [*texts.items(), *((f"details.{name}", item) for name, item in details.items())]
+            for name, item in named.items()
             if not isinstance(item, str)
         ]
         if wrong:

@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base import proc, procfs
-from rlk_repro.base.clock import utc_now
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.disk import open_stream
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Finding, sort_findings
+from rlk_repro.base.units import utc_now
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import describe_lost, require_ended
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware, name_hardware
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
+from rlk_repro.probes.gpu import count_gpus
+from rlk_repro.probes.gpu_use import VISIBLE
+from rlk_repro.probes.host import divide_cores
 from rlk_repro.rundir.manifest import Fact, Manifest
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.state import read_last_word
@@ -36,6 +39,8 @@ COMMAND_FILE: Final = "command.json"
 SCHEMA: Final = 1
 CLIENT: Final = None
 IS_REMOTE: Final = False
+_AGENTS: Final[list[object]] = []
+"""Agents that outlive this process; Python warns if the handle of a running process goes."""
 
 
 def available() -> str | None:
@@ -46,11 +51,23 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     problems = [*_find_problems(plan, nodes)]
     if problems:
         raise SpecError(*problems)
-    options = ("--resume",)
-    argv = ["python", *AGENT, "RUN_DIR", *options]
+    share = _take_share(plan.profile.gpus)
+    argv = [*share, "python", *AGENT, "RUN_DIR"]
     record = {"schema": SCHEMA, "argv": argv, "experiment_hash": plan.experiment_hash}
-    command = (sys.executable, *AGENT, str(run_dir.root.absolute()), *options)
+    command = (*share, sys.executable, *AGENT, str(run_dir.root.absolute()))
     return Job(files={COMMAND_FILE: dump_json(record).decode()}, command=command)
+
+
+def _take_share(gpus: Sequence[int]) -> tuple[str, ...]:
+    """Return the words before a command that give it ``gpus`` and a like share of the processors."""
+    if not gpus:
+        return ()
+    words = ["env", f"{VISIBLE}={','.join(map(str, gpus))}"]
+    shares = divide_cores(count_gpus())
+    processors = sorted(number for gpu in gpus for number in shares.get(gpu, ()))
+    if processors:
+        words += ["taskset", "--cpu-list", ",".join(map(str, processors))]
+    return tuple(words)
 
 
 def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
@@ -61,9 +78,20 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
         yield Problem(f"stack {plan.stack.stack}", "runs in images, but the local cluster starts no containers",
                       expected="a stack with a lock, or one without images",
                       hint="--stack host uses the software of this machine")  # fmt: skip
+    if plan.profile.gpus:
+        yield from _find_gpu_problems(plan.profile.gpus, plan.layout.gpus_per_node)
     if plan.layout.num_nodes > 1:
         where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}.num_nodes"
         yield Problem(where, "the local cluster has one node", got=plan.layout.num_nodes, expected="1")
+
+
+def _find_gpu_problems(gpus: Sequence[int], wanted: int) -> Iterator[Problem]:
+    numbers, num_gpus = ", ".join(map(str, gpus)), count_gpus()
+    if len(set(gpus)) != wanted:
+        expected = f"{wanted} of this machine's GPUs, as the run uses"
+        yield Problem("--gpus", "not the run's number of GPUs", got=numbers, expected=expected)
+    elif num_gpus and max(gpus) >= num_gpus:
+        yield Problem("--gpus", "no such GPU", got=numbers, expected=f"numbers from 0 to {num_gpus - 1}")
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
@@ -71,11 +99,12 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     for earlier in (run_dir.state, run_dir.bundle):
         earlier.unlink(missing_ok=True)
     with open_stream(run_dir.agent_output, "ab") as output:
-        pid = proc.start_detached(job.command, output_fd=output.fileno(), env={**os.environ, **job.env})
-    stat = procfs.read_stat(pid)
+        agent = proc.start(job.command, output_fd=output.fileno(), env={**os.environ, **job.env})
+    _AGENTS.append(agent)
+    stat = procfs.read_stat(agent.pid)
     return Submission(
         cluster="local",
-        job_id=f"{pid}:{stat.start_ticks if stat else 0}",
+        job_id=f"{agent.pid}:{stat.start_ticks if stat else 0}",
         submitted_at=utc_now(),
         details={"host": platform.node()},
     )

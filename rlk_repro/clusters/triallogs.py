@@ -18,7 +18,11 @@ TRIAL_MARK: Final = ": "
 """What stands between a trial's name and its line where an agent prints the lines of all trials."""
 
 
-def read_logs(run_dir: RunDir, is_over: Callable[[], bool]) -> Iterator[TrialLine]:
+def read_logs(
+    run_dir: RunDir,
+    is_over: Callable[[], bool],
+    pause_s: float = POLL_S,
+) -> Iterator[TrialLine]:
     """Yield every line of every trial's log until ``is_over`` returns True and all lines are read."""
     seen: set[tuple[str, int]] = set()  # with the file's number, because a trial that was set aside runs again
     while True:
@@ -27,12 +31,12 @@ def read_logs(run_dir: RunDir, is_over: Callable[[], bool]) -> Iterator[TrialLin
         news = [(key, folder) for key, folder in found.items() if key not in seen and key[1]]
         for key, folder in news:
             seen.add(key)
-            for text in _read_log(folder, key[1], is_over):
+            for text in _read_log(folder, key[1], is_over, pause_s):
                 yield TrialLine(trial=folder.name, text=text)
         if not news:
             if was_over:
                 return
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
 
 
 def _find_number(path: Path) -> int:
@@ -44,7 +48,12 @@ def _find_number(path: Path) -> int:
     return found.st_ino if stat.S_ISREG(found.st_mode) else 0
 
 
-def _read_log(folder: TrialDir, number: int, is_over: Callable[[], bool]) -> Iterator[str]:
+def _read_log(
+    folder: TrialDir,
+    number: int,
+    is_over: Callable[[], bool],
+    pause_s: float,
+) -> Iterator[str]:
     """Yield the lines of the file with this number until the trial ends, or is set aside to run again."""
     rest = b""
     with open_log(folder.stdout) as stream:
@@ -55,6 +64,6 @@ def _read_log(folder: TrialDir, number: int, is_over: Callable[[], bool]) -> Ite
                 yield from (line.decode(errors="replace") for line in lines)
             if was_over:
                 break
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
     if rest:
         yield rest.decode(errors="replace")

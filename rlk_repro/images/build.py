@@ -15,10 +15,10 @@ from typing import Final
 
 from rlk_repro.base import git, proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.guarded import run_shown
 from rlk_repro.base.resources import PACKAGE
 from rlk_repro.base.units import format_bytes, format_duration
-from rlk_repro.images.lock import Locked, read_lock, sum_sizes
-from rlk_repro.images.stacks import choose_platform
+from rlk_repro.images.stacks import COST, DISK_BYTES, choose_platform, read_lock
 from rlk_repro.spec import ImagePlatform, Stack
 from rlk_repro.spec.stack import BaseImage
 
@@ -38,7 +38,7 @@ class Build:
     dockerfile: Path
     arguments: Mapping[str, str]
     tag: str
-    locked: tuple[Locked, ...] = ()
+    num_locked: int = 0
 
     @property
     def argv(self) -> list[str]:
@@ -61,54 +61,29 @@ def make_build(
 ) -> Build:
     """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) replaces the stack's base image."""
     chosen = choose_platform(stack, list(stack.bases), platform, "base image")
-    dockerfile = ROOT / "docker" / _dockerfile(stack, chosen)
+    is_locked = chosen in stack.locks
+    dockerfile = ROOT / "docker" / ("Dockerfile.locked" if is_locked else "Dockerfile.vime")
     if not dockerfile.is_file():
         hint = "images are built from a checkout of rlk-repro"
         raise EnvironmentMissing(Problem(str(dockerfile), "is not there", hint=hint))
     name, digest = _base(stack, chosen, base)
-    locked = read_lock(stack, chosen) if chosen in stack.locks else ()
+    num_locked = len(read_lock(stack, chosen)) if is_locked else 0
     arguments = make_arguments(stack, chosen, name, digest)
-    return Build(engine=_find_engine(engine), dockerfile=dockerfile, arguments=arguments, locked=tuple(locked),
+    return Build(engine=_find_engine(engine), dockerfile=dockerfile, arguments=arguments, num_locked=num_locked,
                  tag=tag or f"localhost/rlk-repro:{stack.stack}-{chosen}")  # fmt: skip
 
 
 def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str) -> dict[str, str]:
-    jobs = {"MAX_JOBS": os.environ["MAX_JOBS"]} if os.environ.get("MAX_JOBS") else {}
-    return {
-        "BASE_NAME": base,
-        "BASE_DIGEST": digest,
-        "IMAGE_PLATFORM": platform,
-        **_common_arguments(stack),
-        **jobs,
-    }
-
-
-def bake_variables(stack: Stack, base: str | None = None) -> dict[str, str]:
-    """Return the variables of docker/docker-bake.hcl; ``base`` is the base image for ROCm."""
-    bases = {str(name): item for name, item in stack.bases.items()}
-    variables: dict[str, str] = {}
-    for platform, prefix in (("cuda-amd64", "CUDA"), ("rocm-amd64", "ROCM")):
-        known = bases.get(platform)
-        pinned = f"{known.reference}@{known.digest}" if known and known.digest else ""
-        name, _, digest = (base or "" if prefix == "ROCM" else pinned).partition("@")
-        variables |= {f"{prefix}_BASE_NAME": name, f"{prefix}_BASE_DIGEST": digest}
-    variables["CUDA_DOCKERFILE"] = f"docker/{_dockerfile(stack, 'cuda-amd64')}"
-    return variables | _common_arguments(stack)
-
-
-def _dockerfile(stack: Stack, platform: ImagePlatform) -> str:
-    return f"Dockerfile.{'locked' if platform in stack.locks else platform.partition('-')[0]}"
-
-
-def _common_arguments(stack: Stack) -> dict[str, str]:
     pins = {str(name): pin for name, pin in stack.pins.items()}
     missing = [name for name in ("vime", "rl_kernel") if name not in pins]
     if missing:
-        raise SpecError(
-            Problem(f"stack {stack.stack}", "lacks a pin that an image needs", expected=f"pins.{missing[0]}")
-        )
+        what = "lacks a pin that an image needs"
+        raise SpecError(Problem(f"stack {stack.stack}", what, expected=f"pins.{missing[0]}"))
     commit, epoch = _git("log", "-1", "--format=%H %ct").split()
-    return {
+    arguments = {
+        "BASE_NAME": base,
+        "BASE_DIGEST": digest,
+        "IMAGE_PLATFORM": platform,
         "STACK": stack.stack,
         "REVISION": commit,
         "SOURCE_DATE_EPOCH": epoch,
@@ -117,17 +92,18 @@ def _common_arguments(stack: Stack) -> dict[str, str]:
         "RL_KERNEL_REPOSITORY": pins["rl_kernel"].repository,
         "RL_KERNEL_COMMIT": pins["rl_kernel"].commit,
     }
+    if os.environ.get("MAX_JOBS"):
+        arguments["MAX_JOBS"] = os.environ["MAX_JOBS"]
+    return arguments
 
 
 def run_build(build: Build) -> None:
     """Run the build with its output on standard error; raise CheckFailed if it fails."""
     require_clean()
-    if build.locked:
-        download, unpacked = map(format_bytes, sum_sizes(build.locked))
-        say(f"{build.tag}: {len(build.locked)} packages, {download} to download, {unpacked} unpacked; "
-            f"{build.engine} may take twice the unpacked size while it builds")  # fmt: skip
+    if build.num_locked:
+        say(f"{build.tag}: {build.num_locked} packages, {COST}; the build takes {format_bytes(2 * DISK_BYTES)}")
     started = time.monotonic()
-    code = proc.run_shown(build.argv, timeout_s=TIMEOUT_S, cwd=ROOT)
+    code = run_shown(build.argv, timeout_s=TIMEOUT_S, cwd=ROOT)
     if code != 0:
         raise CheckFailed(Problem(f"{build.engine} build", f"ended with exit code {code}"))
     say(f"{build.tag}: {format_duration(time.monotonic() - started)}")
@@ -165,7 +141,7 @@ def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str
             raise SpecError(Problem("--base", "a tag can move", got=given, expected="NAME@sha256:<64 hex digits>"))
         return name, digest
     if platform.startswith("rocm") or known.digest is None:
-        hint = "docs/images.md, MI300X" if platform.startswith("rocm") else f"rlk-repro images pin {stack.stack}"
+        hint = "skopeo inspect docker://NAME prints the digest"
         raise SpecError(
             Problem(f"stack {stack.stack}: bases.{platform}", "has no digest, which a build needs",
                     expected="--base NAME@sha256:…", hint=hint)
@@ -182,12 +158,10 @@ def _find_engine(name: str | None) -> str:
     installed = [engine for engine in ENGINES if shutil.which(engine)]
     if not installed:
         raise EnvironmentMissing(Problem(", ".join(ENGINES), "are not on PATH", expected="one of them"))
-    return next((engine for engine in installed if _is_answering(engine)), installed[0])
-
-
-def _is_answering(engine: str) -> bool:
-    """Whether the container engine can build: docker needs a daemon, which may be absent."""
-    return engine != "docker" or proc.run(["docker", "info"], timeout_s=30.0).is_ok
+    # docker needs a daemon, which may be absent
+    if installed[1:] and installed[0] == "docker" and not proc.run(["docker", "info"]).is_ok:
+        return installed[1]
+    return installed[0]
 
 
 def _git(*arguments: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,14 +32,16 @@ def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import
     make = _IMPORTS.get(runtime)
     if make is None:
         return None
-    name = image.digest.removeprefix("sha256:") + ("" if machine == "any" else f"-{machine}")
-    return make(image, machine, f"{folder.rstrip('/')}/{name}")
+    stem = f"{folder.rstrip('/')}/{image.digest.removeprefix('sha256:')}"
+    if machine == "any":
+        return make(image, (), stem)
+    return make(image, (machine,), f"{stem}-{machine}")
 
 
-def _enroot_import(image: Image, machine: str, stem: str) -> Import:
+def _enroot_import(image: Image, machines: Sequence[str], stem: str) -> Import:
     # enroot 3 accepts a digest only in the place of a tag.
     registry, repository = _split_reference(image.reference)
-    arch = () if machine == "any" else (f"--arch={machine}",)
+    arch = [f"--arch={machine}" for machine in machines]
     return Import(
         file=f"{stem}.sqsh",
         command=("enroot", "import", *arch, "--output"),
@@ -48,8 +50,8 @@ def _enroot_import(image: Image, machine: str, stem: str) -> Import:
     )
 
 
-def _apptainer_pull(image: Image, machine: str, stem: str) -> Import:
-    arch = () if machine == "any" else (f"--arch={OCI_ARCHITECTURES[machine]}",)
+def _apptainer_pull(image: Image, machines: Sequence[str], stem: str) -> Import:
+    arch = [f"--arch={OCI_ARCHITECTURES[machine]}" for machine in machines]
     return Import(
         file=f"{stem}.sif",
         command=("apptainer", "pull", *arch),
@@ -58,7 +60,7 @@ def _apptainer_pull(image: Image, machine: str, stem: str) -> Import:
     )
 
 
-_IMPORTS: Final[Mapping[str, Callable[[Image, str, str], Import]]] = {
+_IMPORTS: Final[Mapping[str, Callable[[Image, Sequence[str], str], Import]]] = {
     "pyxis": _enroot_import,
     "enroot": _enroot_import,
     "apptainer": _apptainer_pull,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.images.record import ARCHITECTURES, LABEL_PREFIX, ImageRecord, list_symbols
+from rlk_repro.images.record import ARCHITECTURES, ImageRecord, list_symbols
 from rlk_repro.operators import OPERATORS, Platform
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.rundir.manifest import Fact, Section, Unknown
@@ -15,15 +15,6 @@ from rlk_repro.spec import Stack
 
 SOURCE_FACTS: Final = ("version", "commit", "is_dirty", "diff_sha256")
 KERNEL_FACTS: Final = ("is_compiled", "extension", "extension_sha256", "extension_symbols", "tree", "repairs")
-LABELS: Final = {
-    "rlk-repro.stack": "stack",
-    "rlk-repro.platform": "platform",
-    "rlk-repro.vime.commit": "commits.vime",
-    "rlk-repro.rl-kernel.commit": "commits.rl_kernel",
-    "org.opencontainers.image.revision": "commits.rlk_repro",
-    "org.opencontainers.image.base.name": "base.reference",
-    "org.opencontainers.image.base.digest": "base.digest",
-}
 DRIVER: Final = "libcuda.so.1"
 """RL-Kernel's extension is linked with this library, which only NVIDIA's driver installs."""
 _NOTHING: Final = "nothing"
@@ -41,31 +32,23 @@ def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) 
             yield differs(f"image.commits.{name}", pin.commit, found)
 
 
-def match_labels(record: ImageRecord, labels: Mapping[str, str]) -> Iterator[Finding]:
-    """Compare the labels with the record, because registries and container engines show only the labels."""
-    value = record.to_json()
-    for label, path in LABELS.items():
-        expected = _look_up(value, path)
-        found = labels.get(label)
-        if found is None:
-            yield differs(f"label {label}", expected, "no such label")
-        elif found != expected:
-            yield differs(f"label {label}", expected, found)
-    unknown = [name for name in labels if name.startswith(LABEL_PREFIX) and name not in LABELS]
-    for name in sorted(unknown):
-        yield differs(f"label {name}", "no such label", labels[name])
-
-
 def check_kernels(record: ImageRecord) -> Iterator[Finding]:
     facts = _mapping(record.code.get("rl_kernel"))
     return check_extension(facts, record.gpu_platform, record.commits.get("rl_kernel", ""))
 
 
-def check_extension(facts: Mapping[str, Any], platform: Platform, commit: str) -> Iterator[Finding]:
-    """Check that RL-Kernel's extension has its commit's functions, and machine code for the image's GPUs only."""
-    symbols, architectures = list_symbols(platform, commit), ARCHITECTURES.get(platform)
-    if architectures is None:
+def check_extension(
+    facts: Mapping[str, Any], platform: Platform, commit: str, architectures: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Check that RL-Kernel's extension has its commit's functions, and machine code for these GPUs only.
+
+    Without ``architectures``, the GPUs are those of an image.
+    """
+    if platform not in ARCHITECTURES:
         return
+    symbols, architectures = list_symbols(platform, commit), architectures or ARCHITECTURES[platform]
+    if "sm_90a" not in architectures:
+        symbols = tuple(name for name in symbols if not name.endswith("_sm90"))
     if facts.get("is_compiled") is not True:
         yield differs("rl_engine._C", "compiled", str(facts.get("is_compiled", _NOTHING)))
         return
@@ -75,8 +58,7 @@ def check_extension(facts: Mapping[str, Any], platform: Platform, commit: str) -
         yield differs("rl_engine._C symbols", ", ".join(symbols), f"without {', '.join(missing)}")
     code = facts.get("extension_architectures")
     if sorted(_names(code)) != sorted(architectures):
-        shown = ", ".join(_names(code)) if isinstance(code, list) else str(code)
-        yield differs("rl_engine._C architectures", ", ".join(architectures), shown)
+        yield differs("rl_engine._C architectures", ", ".join(architectures), _show(code))
 
 
 def check_sources(record: ImageRecord) -> Iterator[Finding]:
@@ -93,25 +75,25 @@ def check_sources(record: ImageRecord) -> Iterator[Finding]:
 def match_running(record: ImageRecord, code: Section) -> Iterator[Finding]:
     yield from _match_packages(_mapping(record.code.get("packages")), _mapping(code.get("packages")))
     for name in SECTIONS.values():
-        names = (*SOURCE_FACTS, *(KERNEL_FACTS if name == "rl_kernel" else ()))
+        names = SOURCE_FACTS + KERNEL_FACTS if name == "rl_kernel" else SOURCE_FACTS
         yield from _match_facts(name, names, record.code, code, Level.BLOCKING)
     # a profile may put a newer rlk_repro first on Python's path; the manifest names the version used
     yield from _match_facts("rlk_repro", ("version",), record.code, code, Level.WARNING)
 
 
-def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[Finding]:
+def match_operators(built_for: Platform, commit: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
     """Check which operators RL-Kernel's registry chooses here; without a GPU it chooses native operators."""
     platform = str(answer.get("platform"))
-    if platform not in {record.gpu_platform, Platform.CPU}:
-        yield differs("operators.platform", record.gpu_platform, platform)
+    if platform not in {built_for, Platform.CPU}:
+        yield differs("operators.platform", built_for, platform)
         return
     error = str(answer.get("extension_error") or "")
     if error.startswith(DRIVER) and platform == Platform.CPU:
         yield Finding(Level.INFO, "rl_engine._C", "importable", "not tried: this machine has no NVIDIA driver")
-    elif error and record.gpu_platform in ARCHITECTURES:
+    elif error and built_for in ARCHITECTURES:
         yield differs("rl_engine._C", "importable", error)
     for name, class_name in sorted(_mapping(answer.get("operators")).items()):
-        accepted = OPERATORS[name].list_offered(platform, record.commits.get("rl_kernel", ""))
+        accepted = OPERATORS[name].list_offered(platform, commit)
         if accepted and class_name not in {item.class_name for item in accepted}:
             yield differs(f"operators.{name}", " or ".join(item.class_name for item in accepted), str(class_name))
 
@@ -146,14 +128,9 @@ def differs(where: str, expected: str, found: str) -> Finding:
 
 
 def _show(fact: Fact | None) -> str:
-    return "not recorded" if fact is None else ", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
-
-
-def _look_up(value: Mapping[str, Any], path: str) -> str:
-    found: Any = value
-    for part in path.split("."):
-        found = _mapping(found).get(part)
-    return str(found or _NOTHING)
+    if isinstance(fact, list):
+        return ", ".join(map(str, fact))
+    return str(fact or "not recorded")
 
 
 def _mapping(fact: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Pack a ready environment for a machine without a network, and unpack it there beside the machine's own torch.
+"""Pack a ready environment for a machine without a network, and unpack it there.
 
-Torch and NVIDIA's libraries, half of an environment, stay behind: `create` links those that the machine's Python has,
-if their versions are the environment's. The rest are archives that several cores write and read at once, and the folder
-`tool`: this package and what it imports, to run `create` with.
+It travels as archives that several cores write and read at once, and the folder `tool`: this package and what it
+imports, to run `create` with. Torch and NVIDIA's libraries, half of an environment, may stay behind: `create` then
+links those that the machine's Python has, if their versions are the environment's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from isal import igzip
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
-from rlk_repro.base.files import load_json, sha256_file, write_json
+from rlk_repro.base.files import load_json, sha256_file, write_bytes, write_json
+from rlk_repro.bundle.checksums import CHECKSUMS, render_checksums
 from rlk_repro.images.build import timed
 from rlk_repro.images.record import parse_record
 from rlk_repro.probes.code import normalise
@@ -51,16 +52,12 @@ LEFT_OUT: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Packages that no process of a shipped run imports, by the reason."""
-_NOT_PACKED: Final = ("lib64", "pyvenv.cfg", "config/*", "steps.json", "sbom.json", "*-packages.json", "bin/python*")
+_NOT_PACKED: Final = ("lib64", "pyvenv.cfg", "config/*", "steps.json", "*-packages.json", "bin/python*")
 """What belongs to one machine or to the build, or lists packages that stay behind."""
 
 
-def is_packed(bundle: Path) -> bool:
-    return (bundle / FILE).is_file()
-
-
-def export(folder: Path, target: Path) -> None:
-    """Write the archives and the tool into a new folder."""
+def export(folder: Path, target: Path, *, reuse_torch: bool = False) -> None:
+    """Write the archives, the tool and checksums into a new folder; ``reuse_torch`` leaves out the reused packages."""
     if not (folder / RECORD).is_file():
         raise EnvironmentMissing(Problem(str(folder), "is not finished", hint=f"rlk-repro env create {folder}"))
     if target.exists():
@@ -70,9 +67,10 @@ def export(folder: Path, target: Path) -> None:
     patterns = [pattern for group in LEFT_OUT.values() for pattern in group]
     left_out = {name for name in installed if any(fnmatchcase(name, pattern) for pattern in patterns)}
     libraries = {name for name, found in installed.items() if LIBRARIES in _list_tops(found)}
-    reused = ({*libraries, *REUSED} & installed.keys()) - left_out
+    reused = ({*libraries, *REUSED} & installed.keys()) - left_out if reuse_torch else set()
     target.mkdir(parents=True)
-    groups = _group(_choose(folder, site, [installed[name] for name in left_out | reused]))
+    skipped = site / LIBRARIES if reuse_torch else None
+    groups = _group(_choose(folder, skipped, [installed[name] for name in left_out | reused]))
     archives = {f"env-{number:02}.tar.gz": group for number, group in enumerate(groups)}
     what = f"{len(installed) - len(left_out | reused)} of {len(installed)} packages into {len(archives)} archives"
     with timed("archives", what), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -87,15 +85,22 @@ def export(folder: Path, target: Path) -> None:
         "archives": {name: sha256_file(target / name) for name in archives},
     }
     write_json(target / FILE, value)
+    files = sorted(path for path in target.rglob("*") if path.is_file())
+    digests = {path.relative_to(target).as_posix(): sha256_file(path) for path in files}
+    write_bytes(target / CHECKSUMS, render_checksums(digests))
 
 
 def create(folder: Path, bundle: Path) -> None:
     """Unpack an environment; this process's Python and its torch, triton and NVIDIA libraries become its own.
 
     Raises:
-        EnvironmentMissing: this Python, or a package to reuse, has another version than the packed environment's.
+        EnvironmentMissing: the folder holds no environment; or this Python, or a package to reuse, has another
+            version than the packed environment's.
         CheckFailed: an archive is not the one that was packed.
     """
+    if not (bundle / FILE).is_file():
+        hint = "rlk-repro env export DIR -o FOLDER writes one"
+        raise EnvironmentMissing(Problem(str(bundle), "holds no packed environment", expected=FILE, hint=hint))
     value = load_json(bundle / FILE)
     reused = _find_reused(value, bundle)
     site = folder / "lib" / f"python{value['python']}" / "site-packages"
@@ -108,7 +113,7 @@ def create(folder: Path, bundle: Path) -> None:
             (site / top).symlink_to(Path(str(found.locate_file(top))).resolve())
     _relocate(folder, site, value["folder"])
     argv = [str(folder / "bin" / "python"), "-m", "compileall", "-q", "-j", "0", str(site), str(folder / "src")]
-    with timed("modules", f"compiling; {', '.join(reused)} are links to this machine's packages"):
+    with timed("modules", f"compiling; links to this machine's packages: {', '.join(reused) or 'none'}"):
         proc.run(argv, timeout_s=600.0)  # it fails, because some packages hold templates that are not yet Python
     _write_record(folder / RECORD, value, {name: found.version for name, found in reused.items()})
 
@@ -118,14 +123,17 @@ def _list_tops(distribution: metadata.Distribution) -> set[str]:
     return {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
 
 
-def _choose(folder: Path, site: Path, dropped: Iterable[metadata.Distribution]) -> Iterator[Path]:
-    """Yield the environment's files but those of packages that stay behind; of folders, only those of the sources."""
+def _choose(folder: Path, skipped: Path | None, dropped: Iterable[metadata.Distribution]) -> Iterator[Path]:
+    """Yield the environment's files but those in ``skipped`` and those of packages that stay behind.
+
+    Of folders, it yields only those of the sources.
+    """
     files = {os.path.normpath(str(file.locate())) for found in dropped for file in found.files or ()}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_dir() and not path.is_symlink() and name.parts[0] != "src":  # git needs even its empty folders
             continue
-        if site / LIBRARIES in path.parents or "__pycache__" in name.parts or str(path) in files:
+        if skipped in path.parents or "__pycache__" in name.parts or str(path) in files:
             continue
         if not any(fnmatchcase(str(name), pattern) for pattern in _NOT_PACKED):
             yield path

@@ -18,7 +18,6 @@ from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.rundir.manifest import Fact, Manifest, Section
 
 SCHEMA: Final = 1
-LABEL_PREFIX: Final = "rlk-repro."
 
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
 """The GPUs that the extension is compiled for: GB200, A100 and H200; ``sm_90a`` adds Hopper's own instructions."""

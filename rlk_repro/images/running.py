@@ -1,15 +1,18 @@
-"""Judge the image that this process runs in: its record, and each difference between record and container."""
+"""Judge what this node runs: the image, its record and every difference, and the sources that a stack pins."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.match import (
     check_kernels,
     check_sources,
+    differs,
+    is_recorded,
     match_operators,
     match_running,
     match_stack,
@@ -21,7 +24,9 @@ from rlk_repro.plan import Plan
 from rlk_repro.probes.container import find_record
 from rlk_repro.probes.sources import locate
 from rlk_repro.rundir.manifest import Manifest, Section, Unknown
+from rlk_repro.sources import PINNED, SECTIONS
 from rlk_repro.spec import Stack
+from rlk_repro.spec.values import PinName
 
 ROOT: Final = Path("/")
 
@@ -55,7 +60,7 @@ def check_running(
     answer = ask_registry()
     if isinstance(answer, Unknown):
         return [*findings, Finding(Level.BLOCKING, "rl_engine", "importable", answer.reason)]
-    return [*findings, *match_operators(record, answer)]
+    return [*findings, *match_operators(record.gpu_platform, record.commits.get("rl_kernel", ""), answer)]
 
 
 def match_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
@@ -68,3 +73,61 @@ def match_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Findi
     is_meant = platform in plan.stack.locks or (is_container and platform in plan.stack.images)
     is_required = is_meant and platform != "cpu"
     return check_running(manifest.sections.get("code", {}), plan.stack, platform, root=root, is_required=is_required)
+
+
+def load_record(root: Path = ROOT) -> ImageRecord | None:
+    """Return the record of the image that this process runs in, or None if it is missing or invalid."""
+    try:
+        record = read_record(root)
+    except BundleUnreadable:
+        return None
+    return record if isinstance(record, ImageRecord) else None
+
+
+def find_pinned(plan: Plan) -> Stack:
+    """Return the plan's stack without the pins of code that the run replaces by other commits or by checkouts."""
+    is_other = bool(plan.routed) and not plan.needs_rl_kernel
+    replaced = {source.pin for source in PINNED if source.variable in plan.switches}
+    if plan.run.rl_kernel.commits is not None or is_other:
+        replaced.add("rl_kernel")
+    if not replaced:
+        return plan.stack
+    pins = {name: pin for name, pin in plan.stack.pins.items() if name not in replaced}
+    return plan.stack.model_copy(update={"pins": pins})
+
+
+def match_pins(
+    stack: Stack, manifest: Manifest, image: ImageRecord | None = None, patched: Collection[PinName] = ()
+) -> Iterator[Finding]:
+    """Check that this node has the stack's pinned sources; those named in ``patched`` must also have upstream's patch.
+
+    Sources without a known commit pass if their files have the hash of the pinned commit's files.  Changed sources pass
+    if they equal the stack's patched files, or if the record of the node's image lists the same changes.
+    """
+    code = manifest.sections.get("code", {})
+    for name, pin in stack.pins.items():
+        where = f"code.{SECTIONS[name]}"
+        facts = code.get(SECTIONS[name])
+        source: dict[str, Any] = facts if isinstance(facts, dict) else {}
+        commit, tree = (source.get(fact, Unknown("not recorded")) for fact in ("commit", "tree"))
+        if name in patched and pin.patched_tree and tree == pin.tree:
+            told = f"{pin.patched_tree} (with upstream's patch)"
+            yield differs(f"{where}.tree", told, f"{tree} (without this patch)")
+            continue
+        if isinstance(commit, Unknown) and pin.tree and not isinstance(tree, Unknown):
+            is_pinned = pin.holds_tree(tree)
+            what, expected, found = "tree", _explain_pin(pin.tree, stack, pin.commit), str(tree)
+        else:
+            is_pinned = commit == pin.commit
+            what, expected, found = "commit", _explain_pin(pin.commit, stack), str(commit)
+        if not is_pinned:
+            yield differs(f"{where}.{what}", expected, found)
+        elif source.get("is_dirty") is True and not (
+            tree == pin.patched_tree or is_recorded(image, SECTIONS[name], source)
+        ):
+            yield differs(f"{where}.is_dirty", f"{pin.commit} unchanged", "changed files")
+
+
+def _explain_pin(expected: str, stack: Stack, commit: str = "") -> str:
+    files = f" (the files of {commit[:12]})" if commit else ""
+    return f"{expected}{files}, pinned by stack {stack.stack}; --stack host uses what is installed"

@@ -1,54 +1,43 @@
-"""List the images of stacks: which images exist, and how to build the missing images."""
+"""Choose a stack and a platform for its image or environment; read the lock of its packages.
+
+For an image that a stack plans and that no registry has yet, dry runs show a placeholder.
+"""
 
 from __future__ import annotations
 
 import platform as machine
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.base.errors import Problem, SpecError
-from rlk_repro.base.resources import list_names, stack_folders
-from rlk_repro.images.registry import ask_size
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.files import sha256_bytes
+from rlk_repro.base.resources import PACKAGE, list_names, stack_folders
+from rlk_repro.plan import Plan
 from rlk_repro.probes import gpu_amd
-from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.spec import Image, ImagePlatform, Stack
 from rlk_repro.spec.load import load_stack
-from rlk_repro.spec.stack import Unpublished
 
 AMD_DRIVER: Final = Path(gpu_amd.KFD)
-NOWHERE: Final = ".example"
-"""Ending of host names that never exist (RFC 2606)."""
-BUILD_COST: Final = "13 min of compiling on 2 cores, and a base image of tens of GB"
-"""The time to compile was measured (docs/images.md); the size of the base image was not."""
-LOCKED_BUILD_COST: Final = "5 GB of packages, and an hour of compiling on 2 cores"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackRow:
-    """One image of one stack; ``size_bytes`` is None if no registry was asked."""
-
-    stack: str
-    platform: str
-    reference: str | None
-    digest: str | None
-    size_bytes: int | None
-    status: str
+FOLDER: Final = PACKAGE.parent / "requirements"
+COST: Final = "5 GB to download"
+DISK_BYTES: Final = 12 * 10**9
+"""The size of an environment, as measured (docs/images.md); the build of an image takes twice as much."""
+_PACKAGE: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
+NOT_PUBLISHED: Final = Image.model_construct(
+    reference="registry.example/rlk-repro", digest="<not published: run rlk-repro images build>"
+)
 
 
 def get_stack(name: str | None) -> Stack:
-    """Return a stack by name or file; for None, the newest that has, or will have, an image for this machine."""
+    """Return a stack by name or file; for None, the newest whose image can be built for this machine."""
     if name is not None:
         return load_stack(name).model
     # a stack with a suffix, such as another commit of RL-Kernel, comes after the stack of the same month
     names = sorted(list_names(stack_folders()), key=lambda found: (found[:7], -len(found)), reverse=True)
     stacks = (get_stack(found) for found in names)
-    return next(
-        stack
-        for stack in stacks
-        if find_platform() in list_platforms(stack) and not any(map(_is_example, stack.images.values()))
-    )
+    return next(stack for stack in stacks if find_platform() in stack.bases)
 
 
 def find_platform() -> ImagePlatform:
@@ -68,52 +57,34 @@ def choose_platform(stack: Stack, names: Sequence[ImagePlatform], platform: str 
     raise SpecError(Problem(f"stack {stack.stack}", f"has no {what} for this platform", got=chosen, expected=expected))
 
 
-def list_platforms(stack: Stack) -> list[ImagePlatform]:
-    """List the platforms for which the stack has an image, or plans one."""
-    return list(dict.fromkeys([*stack.images, *stack.unpublished, *stack.locks]))
+def lock_path(stack: str, platform: str) -> Path:
+    return FOLDER / f"{stack}-{platform}.txt"
 
 
-def _is_example(image: Image) -> bool:
-    return image.reference.partition("/")[0].endswith(NOWHERE)
+def read_lock(stack: Stack, platform: ImagePlatform) -> dict[str, str]:
+    """Return the version of each package; raise SpecError if the lock's hash is not the one that the stack names."""
+    path = lock_path(stack.stack, platform)
+    if not path.is_file():
+        hint = "environments and images are built from a checkout of rlk-repro"
+        raise EnvironmentMissing(Problem(str(path), "is not there", hint=hint))
+    data = path.read_bytes()
+    found, expected = f"sha256:{sha256_bytes(data)}", stack.locks.get(platform)
+    if found != expected:
+        raise SpecError(
+            Problem(f"requirements/{path.name}", f"is not the lock that stack {stack.stack} names", got=found,
+                    expected=expected, hint="git diff shows what was changed")
+        )  # fmt: skip
+    return dict(_PACKAGE.findall(data.decode()))
 
 
-def list_images(names: list[str], *, asks_registry: bool) -> list[StackRow]:
-    stacks = [get_stack(name) for name in names or list_names(stack_folders())]
-    return [row for stack in stacks for row in _rows(stack, asks_registry=asks_registry)]
+def shown_image(plan: Plan) -> Image | None:
+    """Return the plan's image, or the placeholder for an image that is not published."""
+    is_meant = plan.hardware.image_platform in plan.stack.unpublished
+    return plan.image or (NOT_PUBLISHED if is_meant else None)
 
 
-def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
-    for platform, image in stack.images.items():
-        is_example = _is_example(image)
-        size = ask_size(image.pinned) if asks_registry and not is_example else None
-        status = "an example; its registry does not exist" if is_example else "published"
-        status = f"not available: {size.reason}" if isinstance(size, Unknown) else status
-        yield StackRow(stack=stack.stack, platform=platform, reference=image.reference, digest=image.digest,
-                  size_bytes=size if isinstance(size, int) else None, status=status)  # fmt: skip
-    for platform, missing in find_unpublished(stack).items():
-        yield StackRow(stack=stack.stack, platform=platform, reference=None, digest=None, size_bytes=None,
-                  status=f"not published ({missing.reason}); {missing.build}")  # fmt: skip
-
-
-def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]:
-    """Return the published image for the named platform, or else for this machine."""
-    chosen = choose_platform(stack, list_platforms(stack), platform, "image")
-    if chosen in stack.images:
-        return chosen, stack.images[chosen]
-    missing = find_unpublished(stack)[chosen]
-    where = f"stack {stack.stack}: {chosen}"
-    cost = LOCKED_BUILD_COST if chosen in stack.locks else BUILD_COST
-    hint = f"{missing.build}  # {cost}; the git tag images-{stack.stack} starts the workflow that publishes the image"
-    raise SpecError(Problem(where, f"its image is not published ({missing.reason})", hint=hint))
-
-
-def find_unpublished(stack: Stack) -> dict[ImagePlatform, Unpublished]:
-    """Return the images that the stack only plans.  An image of a locked stack can be built on any machine."""
-    build = f"rlk-repro images build --stack {stack.stack} --platform"
-    reason = f"no registry serves the image; without a container: rlk-repro env create DIR --stack {stack.stack}"
-    locked: dict[ImagePlatform, Unpublished] = {
-        platform: Unpublished(build=f"{build} {platform}", reason=reason)
-        for platform in stack.locks
-        if platform not in stack.images
-    }
-    return locked | stack.unpublished
+def image_remarks(plan: Plan) -> tuple[str, ...]:
+    if shown_image(plan) is not NOT_PUBLISHED:
+        return ()
+    missing = f"stack {plan.stack.stack} has no published image for {plan.hardware.hardware}"
+    return (f"cannot be submitted yet: {missing}",)

@@ -148,7 +148,11 @@ class _Step:
         own = take_samples(data, range(size))
         self.record_pass(ALONE, model, own, make_microbatches(own, size, 1), compute)
         self.record_pass("packed", model, own, make_microbatches(own, size, size), compute)
-        padded = take_samples(data, range(size), longer_by=PADDING)
+        longest = max(range(size), key=own.total_lengths.__getitem__)
+        padded = take_samples(data, [*range(size), longest])
+        longer = padded.tokens[-1]
+        padded.tokens[-1] = torch.cat([longer, longer.new_full((PADDING,), task.END_ID)])
+        padded.total_lengths[-1] += PADDING
         self.record_pass("padded", model, padded, make_microbatches(padded, size + 1, size + 1), compute)
         order = range(size - 1, -1, -1)
         turned = take_samples(data, order)
@@ -177,24 +181,10 @@ def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
             }
 
 
-def take_samples(data: TrainData, indices: Sequence[int], longer_by: int = 0) -> TrainData:
-    """Return the samples at ``indices``; if set, ``longer_by`` adds one with that many more tokens than the longest."""
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(data):
-        values = getattr(data, field.name)
-        if isinstance(values, torch.Tensor):
-            fields[field.name] = values[list(indices)]
-        else:
-            fields[field.name] = None if values is None else [values[index] for index in indices]
-    taken = dataclasses.replace(data, **fields)
-    if longer_by:
-        longest = max(taken.tokens, key=len)
-        taken.tokens.append(torch.cat([longest, longest.new_full((longer_by,), task.END_ID)]))
-        taken.total_lengths.append(len(taken.tokens[-1]))
-        taken.response_lengths.append(1)
-        for values in (taken.loss_masks, taken.rollout_log_probs):
-            if values is not None:
-                values.append(values[0][:1])
-        sums = torch.cat([taken.rollout_mask_sums, taken.rollout_mask_sums[:1]])
-        taken = dataclasses.replace(taken, rollout_mask_sums=sums)
-    return taken
+def take_samples(data: TrainData, indices: Sequence[int]) -> TrainData:
+    """Return the samples at ``indices``, as far as a pass without gradient reads them."""
+    lists: dict[str, Any] = {}
+    for name in ("tokens", "total_lengths", "response_lengths", "loss_masks"):
+        lists[name] = [getattr(data, name)[index] for index in indices]
+    sums = data.rollout_mask_sums[list(indices)]
+    return dataclasses.replace(data, rollout_mask_sums=sums, rollout_log_probs=None, **lists)

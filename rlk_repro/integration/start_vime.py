@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -17,9 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, RlkReproError
-from rlk_repro.rundir.paths import traces_beside
 from rlk_repro.rundir.rollout_files import PICKLE, check_archive, check_records
-from rlk_repro.switches import OPS_DIR, PROFILED_STEPS
 
 SCRIPT: Final = "train.py"
 LOADING: Final = ("--load-forge-rollout-data", "--load-debug-rollout-data")
@@ -34,8 +31,6 @@ def main() -> int:
         script = find_script()
         if snapshots := _find_value(argv, "--memory-snapshot-dir"):
             Path(snapshots).mkdir(parents=True, exist_ok=True)  # torch writes to this folder but does not create it
-        if PROFILED_STEPS in os.environ:
-            traces_beside(Path(os.environ[OPS_DIR])).mkdir(exist_ok=True)  # nsys does not create its folder
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.exit_code
@@ -122,7 +117,7 @@ def find_script() -> Path:
     if not found:
         what = "missing" if spec is None else f"has no {SCRIPT} beside it"
         raise EnvironmentMissing(
-            Problem("python module vime", what, expected="a checkout of vime", hint="give --vime-src, or set VIME_SRC")
+            Problem("python module vime", what, expected="a checkout of vime", hint="set VIME_SRC")
         )
     return found[0]
 

@@ -38,7 +38,7 @@ from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.integration.vime_abi import APPROX_KL, CLIP, LOG_PROBS, LOSS, LOSS_MODULE
 from rlk_repro.operators import ALL_OPERATORS, DEFAULT_OPS, OPS_SCHEMA, Case, Platform, Refusal, find_conflicts
-from rlk_repro.rundir.paths import libraries_beside, libraries_file
+from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.schedule import LETTERS, SHADOW
 from rlk_repro.switches import (
     AGREEMENT_RECORD,
@@ -47,7 +47,6 @@ from rlk_repro.switches import (
     ENGINES_DIR,
     ENTROPY_METRIC,
     GC_FREEZE,
-    LIBRARIES_DIR,
     OPS_DIR,
     SCHEDULED,
     SWITCH,
@@ -77,7 +76,6 @@ class Settings:
     schedule: str = ""
     commit: str = ""
     ops_dir: Path | None = None
-    libraries_dir: Path | None = None
     engines_dir: Path | None = None
     has_entropy_metric: bool = True
     agreement_record: str = "1"
@@ -119,7 +117,6 @@ class Settings:
         if problems:
             raise SpecError(*problems)
         is_requested = switch == "1" and mode != Mode.OFF
-        ops_dir = _read_folder(environ, OPS_DIR)
         return cls(
             mode=Mode(mode) if is_requested else Mode.OFF,
             ops=ops if is_requested else (),
@@ -127,8 +124,7 @@ class Settings:
             schedule=schedule if is_requested or SCHEDULED in (agreement_record, environ.get(DEMO_WAIT)) else "",
             agreement_record=agreement_record,
             commit=environ.get(SWITCH_COMMIT, "") if is_requested else "",
-            ops_dir=ops_dir,
-            libraries_dir=_read_folder(environ, LIBRARIES_DIR) or (ops_dir and libraries_beside(ops_dir)),
+            ops_dir=_read_folder(environ, OPS_DIR),
             engines_dir=_read_folder(environ, ENGINES_DIR),
             has_entropy_metric=entropy == "1",
             gc_freeze_after=int(freeze_after),
@@ -209,7 +205,7 @@ def install_into(
         own=target.__name__,
         is_fallback_allowed=settings.mode is not Mode.REQUIRE,
     )
-    libraries = libraries_file(settings.libraries_dir, rank) if settings.libraries_dir else None
+    libraries = TrialDir(settings.ops_dir.parent).libraries_file(rank) if settings.ops_dir else None
     energy = open_energy(case.platform) if settings.ops_dir else None
     installation = Installation(profile, ledger, watch, libraries, settings.schedule, energy)
     installation.gc_freeze_after = settings.gc_freeze_after
@@ -246,7 +242,14 @@ def install_into(
         refusal = f"context parallel size {size}: a rank has only parts of responses" if size > 1 else ""
         turn = installation.turn if settings.agreement_record == SCHEDULED else None
         installation.tokens = TokenRecord(refusal, turn)
-    _rebind_targets(installation, target, found, settings, batch)
+    for name in TIMERS:
+        enabled = _list_claims(name, settings.ops, found)
+        baseline = _list_claims(name, settings.baseline_ops, found)
+        reasons = ["timers", *(operator.name for operator, route in (*enabled, *baseline) if route is not None)]
+        if name == LOG_PROBS and not settings.has_entropy_metric:
+            reasons.append("no entropy metric")
+        make = functools.partial(_wrap, name, installation, settings, enabled, baseline, batch)
+        installation.rebind(target, name, make, ", ".join(reasons))
     return installation
 
 
@@ -280,38 +283,31 @@ def _forbid_fallbacks(found: Mapping[str, Route | Refusal]) -> None:
         )
 
 
-def _rebind_targets(
-    installation: Installation,
-    target: ModuleType,
-    found: Mapping[str, Route | Refusal],
-    settings: Settings,
-    batch: CurrentBatch,
-) -> None:
-    claims = [(ALL_OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()]
-    for name in TIMERS:
-        own = [claim for claim in claims if claim[0].function == name]
-        reasons = ["timers", *(operator.name for operator, route in own if route is not None)]
-        if name == LOG_PROBS and not settings.has_entropy_metric:
-            reasons.append("no entropy metric")
-        make = functools.partial(_wrap, installation, settings, own, batch if claims else None, name)
-        installation.rebind(target, name, make, ", ".join(reasons))
+def _list_claims(name: str, ops: Sequence[str], found: Mapping[str, Route | Refusal]) -> list[Claim]:
+    """List the operators among ``ops`` that serve calls of the trainer's function ``name``, each with its route."""
+    claims: list[Claim] = []
+    for op in ops:
+        operator, result = ALL_OPERATORS[op], found[op]
+        if operator.function == name:
+            claims.append((operator, result if isinstance(result, Route) else None))
+    return claims
 
 
 def _wrap(
+    name: str,
     installation: Installation,
     settings: Settings,
-    own: Sequence[Claim],
-    batch: CurrentBatch | None,
-    name: str,
+    enabled: Sequence[Claim],
+    baseline: Sequence[Claim],
+    batch: CurrentBatch,
     function: Callable[..., Any],
 ) -> Callable[..., Any]:
-    for of_baseline, ops in ((True, settings.baseline_ops), (False, settings.ops)):
-        if claims := [claim for claim in own if claim[0].name in ops]:
-            ledger, turn = installation.ledger, installation.turn
-            function = dispatch_calls(function, claims, ledger, turn, of_baseline=of_baseline)
+    """Wrap one function of the loss module: what computes, then its timer, then the records, which no timer counts."""
+    if enabled or baseline:
+        function = dispatch_calls(function, enabled, baseline, installation.ledger, installation.turn)
     if name == LOG_PROBS and not settings.has_entropy_metric:
         function = without_entropy_metric(function)
-    if name == LOSS and batch is not None:
+    if name == LOSS and settings.is_requested:
         function = _hold_batch(batch, function)
     function = installation.profile.time_function(function, TIMERS[name])
     shadow, tokens = installation.shadow, installation.tokens
@@ -319,7 +315,9 @@ def _wrap(
         function = shadow.follow_log_probs(function)
     if shadow is not None and name == LOSS:
         function = shadow.follow_loss(function)
-    return tokens.follow_loss(function) if tokens is not None and name == LOSS else function
+    if tokens is not None and name == LOSS:
+        function = tokens.follow_loss(function)
+    return function
 
 
 def without_entropy_metric(function: Callable[..., Any]) -> Callable[..., Any]:

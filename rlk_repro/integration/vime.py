@@ -1,20 +1,16 @@
 """Install the switch to RL-Kernel into every training process of vime.
 
 vime calls ``install`` (``--custom-megatron-init-path``) after it creates its process groups and before it builds the
-model. ``ProfiledSteps`` starts and stops a profiler in the chosen steps.
+model.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import functools
 import itertools
-import os
 from collections.abc import Callable
 from typing import Any, Final
-
-import torch
 
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.integration.measure.installation import Installation, find_signature_problems
@@ -25,11 +21,9 @@ from rlk_repro.integration.vime_abi import ACTOR_MODULE, BEGIN, BEGIN_SIGNATURE,
 from rlk_repro.integration.vime_engines import VimeEngines
 from rlk_repro.loss_options import read_loss_options
 from rlk_repro.operators import Case
-from rlk_repro.switches import PROFILED_STEPS
 
 TRAINER: Final = "vime"
 PHASES: Final = {"forward_only": FORWARD_ONLY, "train": UPDATE}
-ROCTX: Final = "librocprofiler-sdk-roctx.so"
 
 
 def install(args: argparse.Namespace) -> Installation | None:
@@ -60,7 +54,7 @@ def install(args: argparse.Namespace) -> Installation | None:
             }
             for method, follow in followers.items():
                 installation.rebind(getattr(actor, name), method, follow, "record of engines")
-    make_end = functools.partial(_end_step_after, installation, ProfiledSteps(os.environ.get(PROFILED_STEPS, "")))
+    make_end = functools.partial(_end_step_after, installation)
     installation.rebind(actor, "log_perf_data", make_end, "end of step")
     if settings.schedule:
         installation.rebind(actor, BEGIN, functools.partial(_begin_step_before, installation), "sets the variant")
@@ -114,45 +108,13 @@ def _begin_step_before(installation: Installation, begin: Callable[..., Any]) ->
     return begin_step
 
 
-def _end_step_after(
-    installation: Installation, profiled: ProfiledSteps, log_perf_data: Callable[..., Any]
-) -> Callable[..., Any]:
+def _end_step_after(installation: Installation, log_perf_data: Callable[..., Any]) -> Callable[..., Any]:
     """Every rank calls ``log_perf_data`` between training and weight sync."""
 
     @functools.wraps(log_perf_data)
     def log_and_end_step(rollout_id: int, *args: Any, **kwargs: Any) -> Any:
         result = log_perf_data(rollout_id, *args, **kwargs)
         installation.end_step(rollout_id)
-        profiled.end_step(rollout_id)
         return result
 
     return log_and_end_step
-
-
-class ProfiledSteps:
-    """Starts the profiler before the first profiled rollout, and stops it after the last one.
-
-    CUDA's profiler calls tell nsys what to record, calls of ROCTX tell rocprofv3.
-    ``steps`` is ``first:end``; rollout ``end`` is not included.  If ``steps`` is empty, no rollout is profiled.
-    Rollout 0 is never profiled.
-    """
-
-    def __init__(self, steps: str, switch: Callable[[bool], None] | None = None) -> None:
-        first, _, end = steps.partition(":")
-        self._first, self._end = (int(first), int(end)) if steps else (0, 0)
-        self._switch = switch or _switch_profiler
-
-    def end_step(self, rollout_id: int) -> None:
-        if rollout_id + 1 == self._first:
-            self._switch(True)
-        elif rollout_id + 1 == self._end:
-            self._switch(False)
-
-
-def _switch_profiler(is_on: bool) -> None:
-    torch.cuda.synchronize()
-    if torch.version.hip is None:
-        (torch.cuda.profiler.start if is_on else torch.cuda.profiler.stop)()  # type: ignore[no-untyped-call]
-        return
-    library = ctypes.CDLL(ROCTX)
-    (library.roctxProfilerResume if is_on else library.roctxProfilerPause)(0)

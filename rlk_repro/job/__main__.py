@@ -15,16 +15,6 @@ from rlk_repro.rundir.paths import RunDir
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parse_args(argv)
-    return finish(lambda: _run(args))
-
-
-def _run(args: argparse.Namespace) -> int:
-    place = make_place(args.node, tuple((args.nodes or args.node).split(",")), args.allocation, args.until)
-    return run_agent(RunDir(args.run_dir.absolute()), place, is_resuming=args.resume)
-
-
-def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m rlk_repro.job", description="Runs the trials of a staged run directory on this node.",
         allow_abbrev=False,
@@ -36,8 +26,10 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--until", type=float, default=0.0, metavar="SECONDS", help="Unix time at which the last pair must have ended"
     )
-    parser.add_argument("--resume", action="store_true", help="run the incomplete pairs of an earlier agent again")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    nodes = tuple((args.nodes or args.node).split(","))
+    run_dir = RunDir(args.run_dir.absolute())
+    return finish(lambda: run_agent(run_dir, make_place(args.node, nodes, args.allocation, args.until)))
 
 
 if __name__ == "__main__":

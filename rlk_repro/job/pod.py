@@ -2,7 +2,8 @@
 
 The pods of a Job do not know each other's nodes, and an evicted pod comes back on another node.  So the leading pod
 (index 0) calls for an allocation in a file of the shared run directory, each other pod answers in a file of its own,
-and the leader then lists the nodes.  An allocation that loses nodes is followed by the next one.
+and the leader then lists the nodes.  An allocation that loses nodes is followed by the next one, until the Job has
+replaced as many pods as it may.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlk_repro.agent.agent import run_agent
-from rlk_repro.agent.parts import NodePlace, make_place
+from rlk_repro.agent.parts import make_place
 from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import EnvironmentMissing, Problem, code_after, finish
 from rlk_repro.base.files import dump_json, load_record, write_bytes, write_json
@@ -38,63 +39,69 @@ NODE_VARIABLE: Final = "RLK_REPRO_NODE"
 MAX_MESSAGE: Final = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodSeat:
-    """The place of one pod in its Job; the pod with index 0 leads."""
+def lead(run_dir: RunDir, node: str, num_nodes: int, stop: Stop) -> int:
+    """Run the leading agent, again after each loss of nodes; return the exit code that the Job sees.
 
-    index: int
-    node: str
-    num_nodes: int
-
-    @property
-    def leads(self) -> bool:
-        return self.index == 0
-
-
-def run_pod(run_dir: RunDir, seat: PodSeat, inputs: Path, num_restarts: int, last_word: Path) -> int:
-    """Run this pod's agent, again after each loss of nodes; return the exit code that the Job sees.
-
-    The leading pod writes its last progress report to ``last_word``, from where the pod's status gets it.
+    Allocations are numbered: of two agents that want a run's lock, it goes to the one with the higher number.
     """
-    stop = Stop()
-    with stop.installed():
-        if not seat.leads:
-            return _follow(run_dir, seat, stop)
-        if not run_dir.is_sealed:
-            bring_in(run_dir, inputs)
-        with _printing_logs(run_dir):
-            code = _lead(run_dir, seat, stop, num_restarts)
-    last = read_last_word(run_dir)
-    with suppress(OSError):
-        last_word.write_bytes(dump_json(replace(last, message=last.message[:MAX_MESSAGE]).to_json()))
-    return code
+    number = int(str(load_record(run_dir.roster).get("allocation", "")).rpartition(".")[2] or 0)
+    while stop.signal is None:
+        number += 1
+        allocation = f"{run_dir.run_id.replace('.', '-')}.{number}"
+        nodes = _gather(run_dir, allocation, node, num_nodes, stop)
+        if len(nodes) == num_nodes:
+            run_dir.lost.unlink(missing_ok=True)
+            code = run_agent(run_dir, make_place(node, nodes, allocation))
+            if not run_dir.lost.is_file():
+                return code
+    return code_after(stop.signal)
 
 
-def _lead(run_dir: RunDir, seat: PodSeat, stop: Stop, num_restarts: int) -> int:
-    code = 0
-    for _ in range(num_restarts + 1):
-        place = call(run_dir, seat, stop)
-        if place is None:
-            return code_after(stop.signal)
-        run_dir.lost.unlink(missing_ok=True)
-        code = run_agent(run_dir, place, is_resuming=True)
-        if not run_dir.lost.is_file():
-            break
-    return code
+def _gather(run_dir: RunDir, allocation: str, node: str, num_nodes: int, stop: Stop) -> tuple[str, ...]:
+    """Call for an allocation, wait for the other pods' answers, and list all nodes; fewer after a signal.
+
+    Raises:
+        EnvironmentMissing: pods are missing for too long.
+    """
+    # without a step, agents that still follow a leading pod that is gone end, and their pods can answer
+    run_dir.step.unlink(missing_ok=True)
+    roster = {"schema": SCHEMA, "allocation": allocation, "nodes": []}
+    write_json(run_dir.roster, roster, is_durable=False)
+    until, nodes = time.monotonic() + GATHER_S, [node]
+    while len(nodes) < num_nodes and not stop.wait(LOOK_S):
+        answers = [load_record(run_dir.pod_answer(index)) for index in range(1, num_nodes)]
+        nodes = [node, *(str(item["node"]) for item in answers if item.get("allocation") == allocation)]
+        if len(nodes) < num_nodes and time.monotonic() >= until:
+            found = f"{len(nodes)} of {num_nodes}"
+            raise EnvironmentMissing(Problem("pods", f"did not all start within {GATHER_S:g} s", got=found))
+    if len(nodes) == num_nodes:
+        write_json(run_dir.roster, {**roster, "nodes": nodes}, is_durable=False)
+    return tuple(nodes)
 
 
-def _follow(run_dir: RunDir, seat: PodSeat, stop: Stop) -> int:
-    """Take part in one allocation after the other; the Job ends this pod if the leading pod fails."""
-    earlier = ""
-    while (place := answer(run_dir, seat, stop, earlier)) is not None:
-        earlier = place.allocation
-        try:
-            code = run_agent(run_dir, place, is_resuming=True)
-        except EnvironmentMissing as error:  # the leading pod is gone, and a new one will call
-            sys.stderr.write(f"{error}\n")
-            continue
-        if code:
-            return code
+def follow(run_dir: RunDir, node: str, index: int, stop: Stop) -> int:
+    """Answer each call, and take part in the allocation if the list of its nodes follows; end with the run.
+
+    A list without this pod's answer is an earlier pod's.  The leader will notice that pod's loss, and call again.
+    """
+    answered = ""
+    while not run_dir.is_sealed and not stop.signal:
+        roster = load_record(run_dir.roster)
+        allocation, nodes = str(roster.get("allocation", "")), tuple(roster.get("nodes", ()))
+        if allocation and not nodes and allocation != answered:
+            answered = allocation
+            answer = {"schema": SCHEMA, "allocation": allocation, "node": node}
+            write_json(run_dir.pod_answer(index), answer, is_durable=False)
+        elif nodes and allocation == answered:
+            answered = ""
+            try:
+                code = run_agent(run_dir, make_place(node, nodes, allocation))
+            except EnvironmentMissing as error:  # the leading pod is gone, and a new one will call
+                sys.stderr.write(f"{error}\n")
+                continue
+            if code:
+                return code
+        stop.wait(LOOK_S)
     return code_after(stop.signal)
 
 
@@ -111,48 +118,6 @@ def bring_in(run_dir: RunDir, inputs: Path) -> None:
             earlier.unlink(missing_ok=True)
     if not run_dir.plan.is_file():
         raise EnvironmentMissing(Problem(str(inputs), "holds no plan", expected="the ConfigMap of this run"))
-
-
-def call(run_dir: RunDir, seat: PodSeat, stop: Stop) -> NodePlace | None:
-    """Call for a new allocation and wait for all pods; return None after a signal.
-
-    Allocations are numbered: of two agents that want a run's lock, it goes to the one with the higher number.
-
-    Raises:
-        EnvironmentMissing: pods are missing for too long.
-    """
-    number = int(str(_read(run_dir.roster).get("allocation", "")).rpartition(".")[2] or 0) + 1
-    allocation, until = f"{run_dir.run_id.replace('.', '-')}.{number}", time.monotonic() + GATHER_S
-    _write(run_dir.roster, allocation=allocation, nodes=[])
-    while stop.signal is None:
-        answers = [_read(run_dir.pod_answer(index)) for index in range(1, seat.num_nodes)]
-        nodes = [str(item["node"]) for item in answers if item.get("allocation") == allocation]
-        if len(nodes) == len(answers):
-            _write(run_dir.roster, allocation=allocation, nodes=[seat.node, *nodes])
-            return make_place(seat.node, (seat.node, *nodes), allocation)
-        if time.monotonic() >= until:
-            found = f"{len(nodes) + 1} of {seat.num_nodes}"
-            raise EnvironmentMissing(Problem("pods", f"did not all start within {GATHER_S:g} s", got=found))
-        stop.wait(LOOK_S)
-    return None
-
-
-def answer(run_dir: RunDir, seat: PodSeat, stop: Stop, earlier: str) -> NodePlace | None:
-    """Answer each call, and wait for the list of nodes; return None once the run is complete, or after a signal.
-
-    A list without this pod's answer is an earlier pod's.  The leader will notice that pod's loss, and call again.
-    """
-    answered = earlier
-    while not run_dir.is_sealed and not stop.signal:
-        roster = _read(run_dir.roster)
-        allocation, nodes = str(roster.get("allocation", "")), tuple(roster.get("nodes", ()))
-        if nodes and allocation == answered != earlier:
-            return make_place(seat.node, nodes, allocation)
-        if allocation and not nodes and allocation != answered:
-            answered = allocation
-            _write(run_dir.pod_answer(seat.index), allocation=allocation, node=seat.node)
-        stop.wait(LOOK_S)
-    return None
 
 
 @contextmanager
@@ -174,29 +139,31 @@ def _printing_logs(run_dir: RunDir) -> Iterator[None]:
         thread.join()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return load_record(path, schema=SCHEMA)
-
-
-def _write(path: Path, **values: object) -> None:
-    write_json(path, {"schema": SCHEMA, **values}, is_durable=False)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rlk_repro.job.pod", description=__doc__, allow_abbrev=False)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("--num-nodes", type=int, default=1, metavar="N")
-    parser.add_argument("--restarts", type=int, default=0, metavar="N", help="how often lost nodes are waited for")
     parser.add_argument("--inputs", type=Path, default=Path("/etc/rlk-repro"), metavar="DIR")
-    parser.add_argument("--last-word", type=Path, default=Path("/dev/null"), metavar="FILE")
+    parser.add_argument("--last-word", type=Path, default=Path("/dev/termination-log"), metavar="FILE",
+                        help="where the leading pod writes its last progress report, for the pod's status")  # fmt: skip
     args = parser.parse_args(argv)
-    seat = PodSeat(
-        index=int(os.environ.get(INDEX_VARIABLE, "0")),
-        node=os.environ.get(NODE_VARIABLE) or platform.node(),
-        num_nodes=args.num_nodes,
-    )
-    run_dir = RunDir(args.run_dir.absolute())
-    return finish(lambda: run_pod(run_dir, seat, args.inputs, args.restarts, args.last_word))
+    index, run_dir = int(os.environ.get(INDEX_VARIABLE, "0")), RunDir(args.run_dir.absolute())
+    return finish(lambda: _run(args, run_dir, index, os.environ.get(NODE_VARIABLE) or platform.node()))
+
+
+def _run(args: argparse.Namespace, run_dir: RunDir, index: int, node: str) -> int:
+    stop = Stop()
+    with stop.installed():
+        if index > 0:
+            return follow(run_dir, node, index, stop)
+        if not run_dir.is_sealed:
+            bring_in(run_dir, args.inputs)
+        with _printing_logs(run_dir):
+            code = lead(run_dir, node, args.num_nodes, stop)
+    last = read_last_word(run_dir)
+    with suppress(OSError):
+        args.last_word.write_bytes(dump_json(replace(last, message=last.message[:MAX_MESSAGE]).to_json()))
+    return code
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -127,13 +127,14 @@ METRICS: Final[tuple[Metric, ...]] = (
 )
 
 
-def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout: int) -> Mapping[str, Samples]:
+def metric_series(
+    parsed: ParsedLog, num_rollouts: int, num_steps_per_rollout: int, void: Collection[int] = ()
+) -> Mapping[str, Samples]:
     """Compute every metric of ``METRICS``, for rollouts ``0 … num_rollouts - 1``.
 
     A rollout's step metrics need all its ``num_steps_per_rollout`` steps, because a mean over some of the steps is
-    another quantity.  If one value of a rollout is impossible, the rollout has no metrics.
+    another quantity.  A rollout in ``void`` has no metrics.
     """
-    void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 
     def make_series(metric: Metric) -> Samples:
         columns = []

@@ -153,7 +153,7 @@ class _Reader:
 
     def _take(self, number: int, event: Event) -> None:
         refusal = self._refuse(event)
-        if refusal is not None:
+        if refusal:
             self.rejects[refusal] += 1
         elif isinstance(event, Device):
             self.device = event
@@ -164,20 +164,17 @@ class _Reader:
         else:
             self.checks[event.key] = event
 
-    def _refuse(self, event: Event) -> str | None:
-        if isinstance(event, OracleCheck) and event.key not in self.times:
-            return "a check of a cell that was never timed"
-        if self._is_known(event):
+    def _refuse(self, event: Event) -> str:
+        match event:
+            case Device():
+                is_known = self.device is not None
+            case Time():
+                is_known = event.sweep in self.times.get(event.key, {})
+            case _:
+                if event.key not in self.times:
+                    return "a check of a cell that was never timed"
+                is_known = event.key in self.checks
+        if is_known:
             return "the same record was read before"
-        return "too many records" if isinstance(event, Time) and self._is_full() else None
-
-    def _is_known(self, event: Event) -> bool:
-        if isinstance(event, Device):
-            return self.device is not None
-        return (
-            event.key in self.checks if isinstance(event, OracleCheck) else event.sweep in self.times.get(event.key, {})
-        )
-
-    def _is_full(self) -> bool:
-        is_full = len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES
-        return is_full or self._num_samples >= MAX_SAMPLES
+        is_full = len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES or self._num_samples >= MAX_SAMPLES
+        return "too many records" if is_full and isinstance(event, Time) else ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -13,7 +15,7 @@ from pydantic import ValidationError
 
 from rlk_repro.base.files import check_schema, decode_json
 from rlk_repro.logs.lines import open_log, read_lines
-from rlk_repro.logs.ops_lines import EVENTS, Decided, End, Event, Install, Kernels, OpCount, Shadow, Step
+from rlk_repro.logs.ops_lines import EVENTS, Decided, End, Event, Install, Kernels, OpCount, Shadow, Step, Tokens
 from rlk_repro.operators import OPS_SCHEMA
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import DecisionSummary
@@ -82,6 +84,13 @@ class OpsLog:
         steps = [rank.steps[step][1] for rank in self.ranks if step in rank.steps]
         return sum(record.calls.get(op, OpCount()).calls > 0 for record in steps)
 
+    def tokens(self) -> Iterator[tuple[int, int, Tokens]]:
+        """Yield rank, step and record of each step that compares the log-probs of its tokens."""
+        for rank in self.ranks:
+            for _, step in rank.steps.values():
+                if step.agreement is not None:
+                    yield rank.rank, step.step, step.agreement
+
     def variant_of(self, step: int) -> str | None:
         found = {rank.steps[step][1].variant for rank in self.ranks if step in rank.steps}
         return found.pop() if len(found) == 1 else None
@@ -117,8 +126,10 @@ class OpsLog:
         return self.calls.get(op, OpCount())
 
 
-def read_ops(trial_dir: TrialDir) -> OpsLog:
+def read_ops(trial_dir: TrialDir, num_steps: int = sys.maxsize) -> OpsLog:
     """Read every rank's ops file; without files the log is empty.
+
+    ``timers`` and ``memory`` have only the ``num_steps`` steps of the plan, because a stranger may write far more.
 
     Raises:
         BundleUnreadable: a file was written by a newer version.
@@ -131,11 +142,18 @@ def read_ops(trial_dir: TrialDir) -> OpsLog:
     return OpsLog(
         ranks=ranks,
         missing_ranks=missing,
-        timers=_find_largest(ranks, "timers"),
-        memory=_find_largest(ranks, "memory"),
+        timers=_find_largest(ranks, "timers", num_steps),
+        memory=_find_largest(ranks, "memory", num_steps),
         calls=_add_calls(ranks),
         energy={} if missing else _add_energy(ranks),
     )
+
+
+def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
+    """Yield the decisions of every rank without parsing other lines."""
+    for path in trial_dir.ops_files().values():
+        events = (event for _, event in _read_events(path, path.name, _Rejects(), b'"decision"'))
+        yield from islice((event for event in events if isinstance(event, Decided)), MAX_DECISIONS)
 
 
 class _Rejects:
@@ -194,9 +212,11 @@ def _find_step_problem(event: Step, steps: Collection[int], metrics: Set[str]) -
     return "too many metrics" if is_full else None
 
 
-def _read_events(path: Path, source: str, rejects: _Rejects) -> Iterator[tuple[int, Event]]:
+def _read_events(path: Path, source: str, rejects: _Rejects, needle: bytes = b"") -> Iterator[tuple[int, Event]]:
     with open_log(path) as stream:
         for number, text in read_lines(stream, MAX_KERNELS_BYTES):
+            if needle not in text:
+                continue
             try:
                 limit = MAX_KERNELS_BYTES if text.startswith(_KERNELS) else MAX_LINE_BYTES
                 event = EVENTS.validate_json(text[:limit])
@@ -217,10 +237,14 @@ def _describe(error: ValueError) -> str:
     return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
-def _find_largest(ranks: Sequence[RankOps], kind: Literal["timers", "memory"]) -> dict[str, dict[int, TimerSample]]:
+def _find_largest(
+    ranks: Sequence[RankOps], kind: Literal["timers", "memory"], num_steps: int
+) -> dict[str, dict[int, TimerSample]]:
     largest: dict[str, dict[int, TimerSample]] = {}
     for rank in ranks:
         for number, (line, step) in rank.steps.items():
+            if number >= num_steps:
+                continue
             values: Mapping[str, float] = step.timers if kind == "timers" else step.memory
             for metric, value in values.items():
                 series = largest.setdefault(metric, {})
@@ -230,12 +254,15 @@ def _find_largest(ranks: Sequence[RankOps], kind: Literal["timers", "memory"]) -
 
 
 def _add_calls(ranks: Sequence[RankOps]) -> dict[str, OpCount]:
-    total: dict[str, OpCount] = {}
+    total: dict[str, list[int]] = {}
     for rank in ranks:
         for _, step in rank.steps.values():
-            for op, count in step.calls.items():
-                total[op] = total.get(op, OpCount()) + count
-    return dict(sorted(total.items()))
+            for op, count in step.calls.items():  # plain numbers: a record for each sum takes most of the reader's time
+                sums = total.setdefault(op, [0, 0, 0])
+                sums[0] += count.calls
+                sums[1] += count.tokens
+                sums[2] += count.fallbacks
+    return {op: OpCount(calls=sums[0], tokens=sums[1], fallbacks=sums[2]) for op, sums in sorted(total.items())}
 
 
 def _add_energy(ranks: Sequence[RankOps]) -> dict[int, TimerSample]:

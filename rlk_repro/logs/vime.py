@@ -26,6 +26,9 @@ _PREFIX: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\r\n]{0,40}\]
 _TABLE: Final = re.compile(rb"(critic-step|step|rollout|perf|eval|multi_turn|passrate) (0|[1-9]\d{0,8}): (?=\{)")
 _TIMER: Final = re.compile(rb"Timer \w{1,100} (?:start|end \(elapsed: (\d{1,12}\.\d{1,9})s\))")
 _ACTOR: Final = re.compile(rb"\(([A-Za-z_][\w.:]{0,100}) pid=\d{1,12}(?:, ip=[^\s()]{1,64})?\)")
+TRAINERS: Final = ("TrainRayActor",)
+ACTORS: Final = (*TRAINERS, "RolloutManager", "RolloutExecutor")
+"""Parts of the names of Ray's actors whose metrics are read: vime's own, and those of trainers that grew from slime."""
 _REPEATED: Final = re.compile(r"\s*\[repeated (\d{1,9})x across cluster\]")
 _COLOUR: Final = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _QUOTES: Final = (b"'", b'"')
@@ -138,7 +141,7 @@ class _LogReader:
         """Whether to use the line; a quoted line, or one of a Ray actor that is not vime's, is refused and counted."""
         if self._is_quoted:
             self.rejects[LogReject.QUOTED.value] += 1
-        elif self._actor and b"TrainRayActor" not in self._actor and b"RolloutManager" not in self._actor:
+        elif self._actor and not any(name.encode() in self._actor for name in ACTORS):
             self.rejects[LogReject.OTHER_ACTOR.value] += 1
         else:
             return True

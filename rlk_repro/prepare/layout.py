@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.files import dump_json, sha256_bytes
-from rlk_repro.prepare.random_rollouts import RandomRollouts
+from rlk_repro.prepare.made_data import RandomRollouts
 from rlk_repro.rundir.paths import RolloutDir, RunDir
 from rlk_repro.spec import ArithmeticData, HubData, HubSource, PackageSource, Profile, Run, VimeModel, VimeWorkload
 

@@ -1,7 +1,8 @@
 """Make a Qwen3 model with random weights in the hub's format: configuration, byte tokenizer, one safetensors file.
 
 The arguments and the seed determine the bytes on every machine: SHAKE-256 chooses one of 256 quantiles of a normal
-distribution for each weight.  Each piece of a tensor is drawn alone, so several processes can write one file.
+distribution for each weight.  The tokenizer's tokens are the 256 bytes and three chat markers, so that it can encode
+every text.
 
 https://huggingface.co/docs/safetensors
 """
@@ -10,41 +11,63 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import json
 import math
 import os
 import signal
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Final
 
-from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.base.guard import PR_SET_PDEATHSIG
-from rlk_repro.base.proc import isolate
-from rlk_repro.prepare.byte_tokenizer import END_OF_TURN, PADDING, VOCABULARY, tokenizer_files
 from rlk_repro.spec import VimeModel
 from rlk_repro.spec.assets import RandomWeights
+
+PADDING: Final = 256
+START_OF_TURN: Final = 257
+END_OF_TURN: Final = 258
+VOCABULARY: Final = 259
+_MARKS: Final = {PADDING: "<|endoftext|>", START_OF_TURN: "<|im_start|>", END_OF_TURN: "<|im_end|>"}
+_BYTE_LEVEL: Final[Mapping[str, Any]] = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+_TEMPLATE: Final = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 RECIPE: Final = 1
 """Increase this version when the same settings no longer give the same bytes."""
 WEIGHTS: Final = "model.safetensors"
 CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20
+_WORTH_A_PROCESS: Final = 256 << 20
 _BYTES_PER_WEIGHT: Final = 2
-# Starting a process takes as long as drawing this many bytes of weights in one process.
-_WORTH_A_PROCESS: Final = 64 << 20
-_LOCKS: Final = Path("/dev/shm")  # noqa: S108  (there the processes' locks are; named in errors only)
-_MOST_PROCESSES: Final = 32
 _MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
+_FLAGS: Final = {
+    "num_layers": "num-layers",
+    "hidden_size": "hidden-size",
+    "intermediate_size": "ffn-hidden-size",
+    "num_heads": "num-attention-heads",
+    "head_dim": "kv-channels",
+    "vocab_size": "vocab-size",
+}
+_EXPERT_FLAGS: Final = {
+    "num_experts": "num-experts",
+    "expert_size": "moe-ffn-hidden-size",
+    "num_experts_per_token": "moe-router-topk",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +104,10 @@ class Sizes:
         """Read the sizes; raise SpecError if a size is missing or the vocabulary is too small for the tokenizer."""
         arguments = model.arguments
         has_experts = isinstance(model.source, RandomWeights) and model.source.architecture == "Qwen3MoeForCausalLM"
-        needed = ["num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "vocab-size"]
-        needed += ["num-experts", "moe-ffn-hidden-size", "moe-router-topk"] if has_experts else []
+        flags = _FLAGS | _EXPERT_FLAGS if has_experts else _FLAGS
         problems = [
             Problem(f"workload.model.arguments.{flag}", "missing", expected="a size of the random model")
-            for flag in needed
+            for flag in flags.values()
             if not model.size(flag)
         ]
         if model.size("vocab-size", VOCABULARY) < VOCABULARY:
@@ -93,20 +115,15 @@ class Sizes:
                                     got=model.size("vocab-size"), expected=f"{VOCABULARY} or more"))  # fmt: skip
         if problems:
             raise SpecError(*problems)
+        sizes = {name: model.size(flag) for name, flag in (_FLAGS | _EXPERT_FLAGS).items()}
+        if not has_experts:
+            sizes["num_experts"] = 0
         return cls(
-            num_layers=model.size("num-layers"),
-            hidden_size=model.size("hidden-size"),
-            intermediate_size=model.size("ffn-hidden-size"),
-            num_heads=model.size("num-attention-heads"),
-            num_groups=model.size("num-query-groups", model.size("num-attention-heads")),
-            head_dim=model.size("kv-channels"),
-            vocab_size=model.size("vocab-size"),
+            **sizes,
+            num_groups=model.size("num-query-groups", sizes["num_heads"]),
             norm_epsilon=_number(arguments, "norm-epsilon", 1e-6),
             rotary_base=_number(arguments, "rotary-base", 10000.0),
             is_tied=not arguments.get("untie-embeddings-and-output-weights", False),
-            num_experts=model.size("num-experts") if has_experts else 0,
-            expert_size=model.size("moe-ffn-hidden-size"),
-            num_experts_per_token=model.size("moe-router-topk"),
         )
 
 
@@ -208,37 +225,44 @@ def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
     return config
 
 
-@dataclass(frozen=True)
-class Piece:
-    tensor: Tensor
-    number: int
-    size: int
-    offset: int
+def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float) -> None:
+    """Write a safetensors file, with a process on each processor, of which each writes every n-th piece."""
+    header, tables = make_header(list_tensors(sizes)), _quantile_tables(std)
+    path.write_bytes(header)
+    number = max(1, min(len(os.sched_getaffinity(0)), weights_bytes(sizes) // _WORTH_A_PROCESS))
+
+    def write_share(share: int) -> int:
+        try:
+            with path.open("r+b") as stream:
+                for tensor, piece, size, offset in itertools.islice(_list_pieces(sizes), share, None, number):
+                    stream.seek(len(header) + offset)
+                    stream.write(_draw(tensor, piece, size, seed, tables))
+        except OSError as error:
+            return error.errno or 1
+        return 0
+
+    pids = []
+    for share in range(1, number):
+        pid = os.fork()
+        if not pid:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+            os._exit(write_share(share))
+        pids.append(pid)
+    codes = [write_share(0), *(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)]
+    if code := next(filter(None, codes), 0):
+        got = os.strerror(code) if code > 0 else signal.Signals(-code).name
+        raise EnvironmentMissing(Problem(str(path), "not all weights were written", got=got))
 
 
-def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_processes: int | None = None) -> None:
-    """Write a safetensors file; raise EnvironmentMissing if a process that generates weights ended early."""
-    start = make_header(list_tensors(sizes))
-    path.write_bytes(start)
-    write = partial(_write_piece, path, seed, _quantile_tables(std))
-    pieces = list(_list_pieces(sizes, len(start)))
-    most = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES, weights_bytes(sizes) // _WORTH_A_PROCESS)
-    if (num_processes or most) < 2:
-        for piece in pieces:
-            write(piece)
-        return
-    os.environ.update(isolate(os.environ))  # the workers of multiprocessing inherit it
-    try:
-        with writing(_LOCKS, hint="make it writable, or use one processor: taskset --cpu-list 0 rlk-repro prepare …"):
-            made = ProcessPoolExecutor(num_processes or most, get_context("spawn"), _end_with, (os.getpid(),))
-        with made as pool:
-            for _ in pool.map(write, pieces, chunksize=8):
-                pass
-    except BrokenProcessPool:
-        raise EnvironmentMissing(
-            Problem(str(path), "a process that generates weights ended early", expected="40 MiB of memory for each CPU",
-                    hint="read the messages above, or prepare the model on a machine with more memory")
-        ) from None  # fmt: skip
+def _list_pieces(sizes: Sizes) -> Iterator[tuple[Tensor, int, int, int]]:
+    """Yield for each piece its tensor, its number there, its number of weights, and its offset in bytes."""
+    offset = 0
+    for tensor in list_tensors(sizes):
+        num_weights = math.prod(tensor.shape)
+        for piece, first in enumerate(range(0, num_weights, _BLOCK)):
+            yield tensor, piece, min(_BLOCK, num_weights - first), offset + _BYTES_PER_WEIGHT * first
+        offset += tensor.num_bytes
 
 
 def make_header(tensors: Iterable[Tensor]) -> bytes:
@@ -253,34 +277,11 @@ def make_header(tensors: Iterable[Tensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _end_with(parent: int) -> None:
-    """Let this worker end with its parent, and let it ignore SIGINT, which the parent handles."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before this call
-        os._exit(1)
-
-
-def _list_pieces(sizes: Sizes, offset: int) -> Iterator[Piece]:
-    for tensor in list_tensors(sizes):
-        num_weights = math.prod(tensor.shape)
-        for number, first in enumerate(range(0, num_weights, _BLOCK)):
-            piece = Piece(tensor, number, min(_BLOCK, num_weights - first), offset)
-            yield piece
-            offset += _BYTES_PER_WEIGHT * piece.size
-
-
-def _write_piece(path: Path, seed: int, tables: tuple[bytes, bytes], piece: Piece) -> None:
-    with path.open("r+b") as stream:
-        stream.seek(piece.offset)
-        stream.write(_draw(piece, seed, tables))
-
-
-def _draw(piece: Piece, seed: int, tables: tuple[bytes, bytes]) -> bytes:
-    if piece.tensor.is_norm:
-        return _bfloat16(1.0) * piece.size
-    levels = hashlib.shake_256(f"{seed}/{piece.tensor.name}/{piece.number}".encode()).digest(piece.size)
-    drawn = bytearray(_BYTES_PER_WEIGHT * piece.size)
+def _draw(tensor: Tensor, number: int, size: int, seed: int, tables: tuple[bytes, bytes]) -> bytes:
+    if tensor.is_norm:
+        return _bfloat16(1.0) * size
+    levels = hashlib.shake_256(f"{seed}/{tensor.name}/{number}".encode()).digest(size)
+    drawn = bytearray(_BYTES_PER_WEIGHT * size)
     drawn[0::2], drawn[1::2] = (levels.translate(table) for table in tables)
     return bytes(drawn)
 
@@ -297,3 +298,54 @@ def _bfloat16(value: float) -> bytes:
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
     bits += 0x7FFF + ((bits >> 16) & 1)
     return struct.pack("<H", bits >> 16)
+
+
+def tokenizer_files() -> dict[str, dict[str, Any]]:
+    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    vocabulary |= {text: token_id for token_id, text in _MARKS.items()}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": _MARKS[END_OF_TURN],
+        "pad_token": _MARKS[PADDING],
+        "model_max_length": 32768,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _TEMPLATE,
+    }
+    return {"tokenizer.json": _make_tokenizer(vocabulary), "tokenizer_config.json": config}
+
+
+def _make_tokenizer(vocabulary: Mapping[str, int]) -> dict[str, Any]:
+    flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": token_id, "content": text, **flags} for token_id, text in _MARKS.items()],
+        "normalizer": None,
+        "pre_tokenizer": _BYTE_LEVEL,
+        "post_processor": None,
+        "decoder": _BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": [],
+        },
+    }
+
+
+def _byte_characters() -> list[str]:
+    """Return the character for each byte, as in https://github.com/openai/gpt-2/blob/master/src/encoder.py."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    characters = []
+    num_others = 0
+    for byte in range(256):
+        characters.append(chr(byte if byte in printable else 256 + num_others))
+        num_others += byte not in printable
+    return characters

@@ -1,45 +1,37 @@
 """Fetch stored rollouts, whose digest the run pins, from a mirror or from the archives that the run names.
 
-An archive is any tar file, for example a bundle, with the files ``0.pt``, ``1.pt``, … in any of its folders.
+An archive is a bundle, or another ``.tar.gz``, with the files ``0.pt``, ``1.pt``, … in any of its folders.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-import tarfile
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPMessage
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final
+from urllib.parse import urlsplit
 
 from rlk_repro.base.disk import Unwritable, open_stream
 from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.files import CHUNK_BYTES
+from rlk_repro.base.units import format_bytes
+from rlk_repro.bundle.archive import ArchiveReader
 from rlk_repro.prepare.contents import FileRecord, digest_of, record_files
-from rlk_repro.prepare.downloads import Bounds, open_url
-from rlk_repro.prepare.making import Made, Tell, WorkDir
+from rlk_repro.prepare.steps import Made, Tell, WorkDir
 from rlk_repro.rundir.paths import RolloutDir
 from rlk_repro.rundir.rollout_files import check_file
 from rlk_repro.spec import StoredRollouts
 
 FOLDER: Final = "rollouts"
+ARCHIVE: Final = "archive.tgz"
 _NUMBERED: Final = re.compile(r"(0|[1-9][0-9]*)\.pt")
-# The size of an archive is not known in advance.
+# The size of an archive is not known in advance, and a server could send data without end.
 MAX_ARCHIVE_BYTES: Final = 64 << 30
-MAX_HEADER_BYTES: Final = 1 << 16
-
-
-class _Header(tarfile.TarInfo):
-    """A header of a stranger's archive; tarfile reads the body of an extended header whole, whatever its size."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        info = super().frombuf(buf, encoding, errors)
-        is_file = info.type in {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE}
-        if info.type == tarfile.GNUTYPE_SPARSE or (not is_file and info.size > MAX_HEADER_BYTES):
-            raise BundleUnreadable(Problem("rollout archive", "has an unusual header", got=f"{info.size} bytes",
-                                           expected=f"at most {MAX_HEADER_BYTES}, and no sparse file"))  # fmt: skip
-        return info
+TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,19 +91,20 @@ class Storage:
         for url in () if self.is_offline else self.stored.fetch:
             tell(f"rollouts {self.stored.name} from {url}")
             _clear(work)
-            bounds = Bounds(asked=url, what=f"archive {url}", limit=MAX_ARCHIVE_BYTES)
+            archive = work.files / ARCHIVE
             try:
-                with open_url(bounds) as stream:
-                    _unpack(stream, work.files, self.stored.num_files, bounds)
+                _download(url, archive, MAX_ARCHIVE_BYTES)
+                _unpack(archive, work.files, self.stored.num_files, f"archive {url}")
             except Unwritable:
                 raise
-            except (OSError, EOFError, tarfile.TarError) as error:
+            except OSError as error:
                 reasons.append(Problem(url, f"could not be fetched ({error})"))
                 _clear(work)
             except BundleUnreadable:
                 _clear(work)
                 raise
             else:
+                archive.unlink()
                 return True
         if reasons:
             raise EnvironmentMissing(*reasons)
@@ -123,21 +116,48 @@ def _clear(work: WorkDir) -> None:
     work.files.mkdir(parents=True)
 
 
-def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> None:
+def _unpack(archive: Path, folder: Path, num_files: int, what: str) -> None:
     """Only numbered files are unpacked, from any folder of the archive."""
-    unpacked_bytes = 0
-    with tarfile.open(fileobj=stream, mode="r|*", tarinfo=_Header) as archive:
-        for member in archive:
-            name = PurePosixPath(member.name).name
-            unpacked_bytes += member.size
-            bounds.check_size(unpacked_bytes)
-            match = _NUMBERED.fullmatch(name)
-            if match is None or not member.isfile() or member.issparse() or int(match[1]) >= num_files:
+    with archive.open("rb") as stream:
+        reader = ArchiveReader(stream, what)
+        for member in reader:
+            match = _NUMBERED.fullmatch(PurePosixPath(member.name).name)
+            if match is None or member.is_folder or int(match[1]) >= num_files:
                 continue
-            data = archive.extractfile(member)
-            assert data is not None
             try:
-                with open_stream(folder / name, "xb") as target:
-                    shutil.copyfileobj(data, target)
+                with open_stream(folder / match[0], "xb") as target:
+                    for piece in reader.data():
+                        target.write(piece)
             except FileExistsError:
-                raise SpecError(Problem("rollout archive", "holds two files with the same number", got=name)) from None
+                what = "holds two files with the same number"
+                raise SpecError(Problem("rollout archive", what, got=match[0])) from None
+
+
+def _download(url: str, path: Path, limit: int) -> None:
+    """Fetch ``url`` to a file.
+
+    Raises:
+        OSError: no answer, or a redirect that leads neither to https nor to the same server.
+        BundleUnreadable: the file is larger than ``limit`` bytes.
+    """
+    total = 0
+    opener = urllib.request.build_opener(_Redirects)
+    with opener.open(url, timeout=TIMEOUT_S) as answer, open_stream(path, "wb") as file:
+        while piece := answer.read(CHUNK_BYTES):
+            total += len(piece)
+            if total > limit:
+                expected = f"at most {limit} bytes ({format_bytes(limit)})"
+                hint = "fetch the files by hand, and give their folder as --mirror"
+                what = "is larger than allowed"
+                raise BundleUnreadable(Problem(f"archive {url}", what, expected=expected, hint=hint))
+            file.write(piece)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        target, asked = urlsplit(newurl), urlsplit(req.full_url)
+        if target.scheme != "https" and (target.scheme, target.netloc) != (asked.scheme, asked.netloc):
+            raise OSError(f"redirected to {newurl}, expected https or the requested address")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)

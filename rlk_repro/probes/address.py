@@ -25,11 +25,18 @@ def find_address(node: str, others: Sequence[str], interface: str | None) -> str
     """Return ``interface``'s address, else the address used to reach ``others``, else the address of this node's name.
 
     Raises:
-        EnvironmentMissing: the interface is absent or has no address.
+        EnvironmentMissing: the interface is absent or has no address, or no IPv4 address reaches the other nodes.
     """
     if interface is not None:
         return read_interface(interface)
-    return next((found for found in _find_candidates(node, others) if not is_loopback(found)), LOOPBACK)
+    routes = [found for other in others for found in _find_route(other)]
+    address = next((found for found in (*routes, *_find_own(node)) if not is_loopback(found)), LOOPBACK)
+    if address == LOOPBACK and others and not routes:
+        expected = "an IPv4 address, which Ray and the trainers need here"
+        hint = "ray.interface in the profile names the network between the nodes; nodes with IPv6 only run alone"
+        raise EnvironmentMissing(Problem(f"node {node}", "no IPv4 address reaches the other nodes", got=others[0],
+                                         expected=expected, hint=hint))  # fmt: skip
+    return address
 
 
 def is_loopback(address: str) -> bool:
@@ -47,9 +54,7 @@ def read_interface(name: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _find_candidates(node: str, others: Sequence[str]) -> Iterator[str]:
-    for other in others:
-        yield from _find_route(other)
+def _find_own(node: str) -> Iterator[str]:
     with contextlib.suppress(OSError):
         yield socket.gethostbyname(node)
     yield from _find_route(ELSEWHERE)

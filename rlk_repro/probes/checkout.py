@@ -27,7 +27,6 @@ TIMEOUT_S: Final = 20.0
 # The user's git settings may start a file system monitor, which would then watch this short-lived repository.
 _GIT: Final = ("git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false")
 _LITERAL: Final = ("--literal-pathspecs",)
-_NAMES_ON_STDIN: Final = ("--pathspec-from-file=-", "--pathspec-file-nul")
 PROJECT_FILES: Final = ("pyproject.toml", "setup.py")
 """A source tree has one of these files beside the package; an installed package has no such file beside it."""
 NOT_A_CHECKOUT: Final = Unknown("its folder is not a git checkout")
@@ -41,16 +40,20 @@ _HEAD_BYTES: Final = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
-    """A git checkout.  ``names`` are the commit's files and all other files that git does not ignore.
+    """A git checkout.  ``names`` are the commit's files and ``untracked`` files, which git does not ignore.
+
+    ``common`` is the folder that holds objects and branches.
 
     ``links`` maps the name of each repository inside the checkout to that repository's commit, or to the hash of its
     files if they were changed.
     """
 
     top: Path
+    common: Path
     commit: str
     tree: str
     names: frozenset[str]
+    untracked: frozenset[str]
     links: Mapping[str, str]
 
 
@@ -66,15 +69,16 @@ def probe_checkout(folder: Path) -> dict[str, Fact]:
     tree = hash_files(hash_listed, found.top, found.names, found.links)
     if isinstance(tree, Unknown):
         return {"commit": found.commit, "is_dirty": tree, "diff_sha256": tree, "tree": tree}
-    is_dirty = tree != found.tree
-    digest = sha256_bytes(f"{found.tree} {tree}".encode()) if is_dirty else "clean"
-    return {"commit": found.commit, "is_dirty": is_dirty, "diff_sha256": digest, "tree": tree}
+    facts: dict[str, Fact] = {"commit": found.commit, "is_dirty": False, "diff_sha256": "clean", "tree": tree}
+    if tree != found.tree:
+        facts |= {"is_dirty": True, "diff_sha256": sha256_bytes(f"{found.tree} {tree}".encode())}
+    return facts
 
 
 def probe_archive(folder: Path) -> Fact:
     """Return git's hash of sources that have no repository; the hash leaves out files that a build makes."""
     if not any((folder / name).is_file() for name in PROJECT_FILES):
-        return Unknown("its folder holds no source tree")
+        return NOT_A_CHECKOUT
     return hash_files(hash_tree, folder, GENERATED)
 
 
@@ -117,7 +121,15 @@ def _read_checkout(folder: Path) -> Checkout | Unknown:
     nested = {name.rstrip("/"): "" for name in others if name.endswith("/")}
     links = {name: _read_link(top / name, digest) for name, digest in (nested | recorded).items()}
     names = {*entries, *others} - links.keys() - {f"{name}/" for name in links}
-    return Checkout(top=top, commit=commit, tree=tree, names=frozenset(names), links=links)
+    return Checkout(
+        top=top,
+        common=common,
+        commit=commit,
+        tree=tree,
+        names=frozenset(names),
+        untracked=frozenset(names - entries.keys()),
+        links=links,
+    )
 
 
 def _find_repository(folder: Path) -> tuple[Path, Path, Path] | None:
@@ -159,7 +171,9 @@ def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list
     """Ask git for the commit's tree, the commit's entries, and the other files that git does not ignore."""
     with _borrow_objects(top, common, commit) as places:
         exclude = common / "info" / "exclude"
-        excludes = ("--exclude-standard", *((f"--exclude-from={exclude}",) if exclude.is_file() else ()))
+        excludes = ["--exclude-standard"]
+        if exclude.is_file():
+            excludes.append(f"--exclude-from={exclude}")
         answers = []
         for words in (
             ("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}"),
@@ -197,17 +211,11 @@ def make_patch(folder: Path, names: Sequence[str]) -> tuple[bytes, list[str]] | 
     found = read_checkout(folder)
     if isinstance(found, Unknown):
         return found
-    repository = _find_repository(found.top)
-    if repository is None:
-        return NOT_A_CHECKOUT
-    with _borrow_objects(found.top, repository[2], found.commit) as places:
+    folders = tuple(f"{item}/" for item in names)
+    untracked = sorted(name for name in found.untracked if name.startswith(folders))
+    with _borrow_objects(found.top, found.common, found.commit) as places:
         # With these variables git ignores the user's own configuration, which can set filters and text conversions.
         places |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-        listed = _git(found.top, places, "ls-tree", "-r", "-z", "--name-only", "--full-tree", found.commit)
-        if isinstance(listed, Unknown):
-            return listed
-        others = found.names - set(map(os.fsdecode, listed.split(b"\0")))
-        untracked = sorted(name for name in others if name.startswith(tuple(f"{item}/" for item in names)))
         answer = _git(found.top, places, *_LITERAL, "read-tree", found.commit)
         if isinstance(answer, Unknown):
             return answer

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import platform
 import re
-import sys
 from collections.abc import Mapping
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -18,34 +17,37 @@ from typing import Final
 
 import rlk_repro
 from rlk_repro.base.trees import hash_python
-from rlk_repro.probes.checkout import hash_files, probe_archive, probe_checkout, unknown_checkout
+from rlk_repro.probes.checkout import (
+    NOT_A_CHECKOUT,
+    hash_files,
+    probe_archive,
+    probe_checkout,
+    unknown_checkout,
+)
 from rlk_repro.probes.container import load_provenance
-from rlk_repro.probes.extension import build_variables, probe_extension
-from rlk_repro.probes.installed import load_build_record, probe_installed
+from rlk_repro.probes.installed import build_variables, load_build_record, probe_extension, probe_installed
+from rlk_repro.probes.sources import known_or
 from rlk_repro.rundir.manifest import Fact, Unknown
 from rlk_repro.sources import OURSELVES, PINNED, RL_KERNEL, CodeSource
 
 SECTION: Final = "code"
 
 
-def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    variables = os.environ if environ is None else environ
+def probe(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> dict[str, Fact]:
     commits = _recorded_commits(root)
     return {
         "python": platform.python_version(),
-        "python_implementation": platform.python_implementation(),
-        "python_kind": _python_kind(),
         "packages": probe_packages(),
-        "rlk_repro": {**probe_source(OURSELVES, variables, commits), "version": rlk_repro.__version__},
-        **{source.section: _probe_pinned(source, variables, commits) for source in PINNED},
+        "rlk_repro": {**probe_source(OURSELVES, environ, commits), "version": rlk_repro.__version__},
+        **{source.section: _probe_pinned(source, environ, commits) for source in PINNED},
     }
 
 
-def _probe_pinned(source: CodeSource, variables: Mapping[str, str], commits: Mapping[str, str]) -> dict[str, Fact]:
-    facts = probe_source(source, variables, commits)
-    if source is not RL_KERNEL:
-        return facts
-    return {**facts, **probe_extension(find_package(RL_KERNEL, variables)), **probe_build(variables)}
+def _probe_pinned(source: CodeSource, environ: Mapping[str, str], commits: Mapping[str, str]) -> dict[str, Fact]:
+    facts = probe_source(source, environ, commits)
+    if source is RL_KERNEL:
+        facts |= probe_extension(find_package(RL_KERNEL, environ)) | probe_build(environ)
+    return facts
 
 
 def probe_packages() -> dict[str, Fact]:
@@ -76,9 +78,10 @@ def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mappin
         facts = probe_installed(distribution, source.module)
     if isinstance(facts["commit"], Unknown):
         facts["commit"] = commits.get(source.pin) or facts["commit"]
-    if isinstance(facts["tree"], Unknown) and package.name == source.module:
-        archive = probe_archive(package.parent)
-        facts["tree"] = facts["tree"] if isinstance(archive, Unknown) else archive
+    # without git a checkout is read like an archive; ours may hold a whole environment, which takes seconds
+    is_archive = facts["tree"] == NOT_A_CHECKOUT or (isinstance(facts["tree"], Unknown) and source is not OURSELVES)
+    if is_archive and package.name == source.module:
+        facts["tree"] = probe_archive(package.parent)
     origin = _origin(source, package, environ)
     return {"version": version, "source": origin, **facts, "package_tree": hash_files(hash_python, package)}
 
@@ -86,8 +89,8 @@ def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mappin
 def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
     package, distribution = find_package(RL_KERNEL, environ), find_distribution(RL_KERNEL)
     is_installed = isinstance(package, Path) and distribution is not None and _holds(distribution, package)
-    record = load_build_record(distribution) if is_installed else None
-    if record is None:
+    record = load_build_record(distribution)
+    if record is None or not is_installed:
         reason = Unknown("RL-Kernel was not installed by make demo-rl-kernel")
         return {"repairs": reason, "build_variables": build_variables(environ)}
     return {
@@ -110,13 +113,17 @@ def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unkno
     if not named:
         return Unknown(f"{source.variable} is not set and {source.module} is not installed")
     folder = Path(named)
-    inside = folder / source.module
-    return inside if inside.is_dir() else folder if folder.is_dir() else Unknown(f"{source.variable} names no folder")
+    for place in (folder / source.module, folder):
+        if place.is_dir():
+            return place
+    return Unknown(f"{source.variable} names no folder")
 
 
 def _origin(source: CodeSource, package: Path, environ: Mapping[str, str]) -> str:
     named = environ.get(source.variable)
-    return source.variable if named and package.resolve().is_relative_to(Path(named).resolve()) else "installed"
+    if named and package.resolve().is_relative_to(Path(named).resolve()):
+        return source.variable
+    return "installed"
 
 
 def _holds(distribution: metadata.Distribution, package: Path) -> bool:
@@ -130,8 +137,7 @@ def normalise(name: str) -> str:
 
 
 def _recorded_commits(root: Path) -> dict[str, str]:
-    record = load_provenance(root)
-    commits = {} if isinstance(record, Unknown) else record.get("commits")
+    commits = known_or(load_provenance(root), {}).get("commits")
     return commits if isinstance(commits, dict) else {}
 
 
@@ -142,9 +148,3 @@ def find_distribution(source: CodeSource) -> metadata.Distribution | None:
         except metadata.PackageNotFoundError:
             continue
     return None
-
-
-def _python_kind() -> str:
-    if (Path(sys.prefix) / "conda-meta").is_dir():
-        return "conda"
-    return "system" if sys.prefix == sys.base_prefix else "venv"

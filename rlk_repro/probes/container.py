@@ -1,13 +1,12 @@
 """Find the container and the image of this process.
 
-No image can hold its own digest, so the digest comes from a variable or from the record that the launcher mounts.
+No image can hold its own digest, so the digest comes from a variable that the job script sets.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,18 +36,14 @@ MARKERS: Final = (
     ("/.lock", "enroot"),  # enroot locks this file in the root of every container that it starts
     ("/.dockerenv", "docker"),
 )
-GROUPS: Final = re.compile(r"(kubepods)|(libpod)|(docker)|(containerd)")
-GROUP_RUNTIMES: Final = ("kubernetes", "podman", "docker", "containerd")
 
 
-def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    variables = os.environ if environ is None else environ
-    runtime = find_runtime(root, variables)
-    record = load_provenance(root)
+def probe(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> dict[str, Fact]:
+    runtime = find_runtime(root, environ)
     return {
         "is_container": runtime != NONE,
         "runtime": runtime,
-        "image_digest": _digest(variables, record, runtime, find_record(root)),
+        "image_digest": _digest(environ, runtime),
         "image_record_sha256": derive(read_text(root, find_record(root)), lambda text: sha256_bytes(text.encode())),
     }
 
@@ -57,9 +52,7 @@ def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
     """Return the name of the container runtime, such as ``docker`` or ``kubernetes``; ``none`` outside containers."""
     by_variable = [runtime for name, runtime in VARIABLES if environ.get(name)]
     by_marker = [runtime for path, runtime in MARKERS if locate(root, path).exists()]
-    by_group = _from_control_group(root)
-    named = [environ["container"]] if environ.get("container") else []
-    return next(iter([*by_variable, *by_marker, *by_group, *named]), NONE)
+    return next(iter([*by_variable, *by_marker]), environ.get("container") or NONE)
 
 
 def find_record(root: Path = Path("/")) -> str:
@@ -73,20 +66,10 @@ def load_provenance(root: Path) -> dict[str, Any] | Unknown:
     return derive(read_text(root, path), lambda text: _parse_object(text, path))
 
 
-def _digest(environ: Mapping[str, str], record: dict[str, Any] | Unknown, runtime: str, path: str) -> str | Unknown:
-    candidates = [environ.get(DIGEST_VARIABLE), None if isinstance(record, Unknown) else record.get("image_digest")]
-    for candidate in candidates:
-        if isinstance(candidate, str) and candidate:
-            return candidate
-    if runtime == NONE:
-        return Unknown("not in a container")
-    return Unknown(f"{DIGEST_VARIABLE} is not set and {path} names no image_digest")
-
-
-def _from_control_group(root: Path) -> list[str]:
-    text = read_text(root, "/proc/self/cgroup")
-    match = None if isinstance(text, Unknown) else GROUPS.search(text)
-    return [GROUP_RUNTIMES[match.lastindex - 1]] if match and match.lastindex else []
+def _digest(environ: Mapping[str, str], runtime: str) -> str | Unknown:
+    if environ.get(DIGEST_VARIABLE):
+        return environ[DIGEST_VARIABLE]
+    return Unknown("not in a container" if runtime == NONE else f"{DIGEST_VARIABLE} is not set")
 
 
 def _parse_object(text: str, path: str) -> dict[str, Any] | Unknown:

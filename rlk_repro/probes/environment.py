@@ -30,8 +30,8 @@ PRIVATE: Final = re.compile(
 )
 
 
-def probe(_root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    return dict(select(os.environ if environ is None else environ))
+def probe(_root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> dict[str, Fact]:
+    return dict(select(environ))
 
 
 def select(environ: Mapping[str, str]) -> dict[str, str]:

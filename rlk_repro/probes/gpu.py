@@ -38,15 +38,19 @@ def probe(root: Path = Path("/")) -> dict[str, Fact]:
     return {"vendor": vendors[0], "count": missing, "devices": missing, "driver": missing}
 
 
+def count_gpus(root: Path = Path("/")) -> int:
+    """Return how many GPUs the machine has, also those that ``CUDA_VISIBLE_DEVICES`` leaves out where that is known."""
+    found = probe(root)["count"]
+    return max(len(find_on_bus(root)), found if isinstance(found, int) else 0)
+
+
 def busy_gpus(root: Path = Path("/")) -> list[GpuUse] | Unknown:
     """Return the busy GPUs: a process uses the GPU, or more memory is in use than an idle driver needs."""
-    use = gpu_nvidia.read_use()
-    if isinstance(use, Unknown):
-        on_amd = gpu_amd.read_use(root)
-        use = use if isinstance(on_amd, Unknown) else on_amd
-    if isinstance(use, Unknown):
-        return use if find_on_bus(root) else []
-    return [gpu for gpu in use if gpu.is_busy]
+    nvidia = gpu_nvidia.read_use()
+    for use in (nvidia, gpu_amd.read_use(root)):
+        if not isinstance(use, Unknown):
+            return [gpu for gpu in use if gpu.is_busy]
+    return nvidia if find_on_bus(root) else []
 
 
 def find_on_bus(root: Path = Path("/")) -> list[str]:

@@ -5,16 +5,15 @@ Every container that may use the GPUs has these files, and reading them cannot h
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlk_repro.base.units import MIB
 from rlk_repro.probes.gpu_use import GpuUse
-from rlk_repro.probes.sources import ask, derive, link_name, list_names, locate, parse_int, read_int, read_text
+from rlk_repro.probes.sources import derive, known_or, link_name, list_names, locate, parse_int, read_int, read_text
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 VENDOR: Final = "amd"
@@ -22,7 +21,7 @@ KFD: Final = "/sys/class/kfd/kfd"
 NODES: Final = f"{KFD}/topology/nodes"
 ROCM_VERSION: Final = "/opt/rocm/.info/version"
 LINK_TYPES: Final = {2: "PCIE", 11: "XGMI"}  # the kernel's values of HSA_IOLINKTYPE
-AMD_SMI: Final = ("amd-smi", "static", "--asic", "--bus", "--json")
+DEVICES: Final = {"0x74a1": "AMD Instinct MI300X", "0x74b5": "AMD Instinct MI300X VF"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ def probe(root: Path = Path("/")) -> dict[str, Fact] | Unknown:
         "source": "sysfs",
         "driver": read_text(root, "/sys/module/amdgpu/version"),
         "rocm_version": read_text(root, ROCM_VERSION),
-        "devices": _named(devices),
+        "devices": devices,
         "topology_links": {"gpu_gpu": _links(root, gpus)},
     }
 
@@ -58,14 +57,12 @@ def read_use(root: Path = Path("/")) -> list[GpuUse] | Unknown:
     """Return memory and processes of every AMD GPU; the process ids are those of the host."""
     gpus = find_gpus(root)
     pids = [name for name in list_names(root, f"{KFD}/proc") if name.isdigit()]
-    return [
-        GpuUse(
-            index=index,
-            memory_used_mib=_mib(root, f"{gpu.device}/mem_info_vram_used"),
-            pids=tuple(int(pid) for pid in pids if _is_used_by(root, gpu, pid)),
-        )
-        for index, gpu in enumerate(gpus)
-    ] or _no_gpu(root)
+    found = []
+    for index, gpu in enumerate(gpus):
+        used_mib = _mib(root, f"{gpu.device}/mem_info_vram_used")
+        users = tuple(int(pid) for pid in pids if _is_used_by(root, gpu, pid))
+        found.append(GpuUse(index=index, memory_used_mib=used_mib, pids=users))
+    return found or _no_gpu(root)
 
 
 def find_gpus(root: Path) -> list[KfdGpu]:
@@ -87,16 +84,17 @@ def find_gpus(root: Path) -> list[KfdGpu]:
     ]
 
 
-def gfx_name(version: int) -> str:
-    """Return the compiler's name of a ``gfx_target_version``: 90402 is gfx942, 90010 is gfx90a."""
-    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-
-
 def parse_levels(text: str) -> dict[str, int]:
-    """Return the present and the highest clock in MHz from a ``pp_dpm`` file with lines like ``1: 2100Mhz *``."""
-    levels = [(int(match[1]), bool(match[2])) for match in re.finditer(r"^\d+: (\d+)Mhz( \*)?", text, re.M | re.I)]
-    current = [clock for clock, is_current in levels if is_current]
-    return {"max": max(clock for clock, _ in levels), "current": current[0] if current else 0} if levels else {}
+    """Return the present and the highest clock in MHz from a ``pp_dpm`` file with lines like ``1: 2100Mhz *``.
+
+    Level ``S`` is deep sleep; a file may mark no level.
+    """
+    facts: dict[str, int] = {}
+    for match in re.finditer(r"^\s*\w+:\s*(\d+)\s*Mhz(\s*\*)?", text, re.M | re.I):
+        facts["max"] = max(int(match[1]), facts.get("max", 0))
+        if match[2]:
+            facts["current"] = int(match[1])
+    return facts
 
 
 def parse_bad_pages(text: str) -> dict[str, Fact]:
@@ -114,33 +112,33 @@ def _no_gpu(root: Path) -> Unknown:
 def _device(root: Path, gpu: KfdGpu) -> dict[str, Fact]:
     folder = gpu.device
     return {
-        "name": derive(
-            read_text(root, f"{folder}/product_name"), lambda name: name or Unknown("the GPU stores no product name")
-        ),
+        "name": _find_name(root, folder),
         "pci_bus_id": link_name(root, folder),
-        "device_id": read_text(root, f"{folder}/device"),
-        "gfx": gfx_name(gpu.properties.get("gfx_target_version", 0)),
         "vbios": read_text(root, f"{folder}/vbios_version"),
         "memory_total_mib": _mib(root, f"{folder}/mem_info_vram_total"),
-        "memory_used_mib": _mib(root, f"{folder}/mem_info_vram_used"),
         "compute_partition": read_text(root, f"{folder}/current_compute_partition"),
         "memory_partition": read_text(root, f"{folder}/current_memory_partition"),
         **_clocks(root, folder),
         "power_limit_w": _watts(root, folder, "power1_cap"),
-        "power_limit_default_w": _watts(root, folder, "power1_cap_default"),
         **_errors(root, folder),
         "retired_pages": derive(read_text(root, f"{folder}/ras/gpu_vram_bad_pages"), parse_bad_pages),
-        "pcie_speed": read_text(root, f"{folder}/current_link_speed"),
         "pcie_width": read_int(root, f"{folder}/current_link_width"),
     }
+
+
+def _find_name(root: Path, folder: str) -> str | Unknown:
+    """Return the board's name; a virtual function has none, so its device id names it."""
+    name, device_id = read_text(root, f"{folder}/product_name"), read_text(root, f"{folder}/device")
+    if isinstance(name, str) and name:
+        return name
+    return DEVICES.get(str(device_id), Unknown(f"the board has no product name, and its id is {device_id}"))
 
 
 def _clocks(root: Path, folder: str) -> dict[str, Fact]:
     facts: dict[str, Fact] = {}
     for name, file in (("sm", "pp_dpm_sclk"), ("memory", "pp_dpm_mclk")):
-        text = read_text(root, f"{folder}/{file}")
-        levels = {} if isinstance(text, Unknown) else parse_levels(text)
-        missing = text if isinstance(text, Unknown) else Unknown(f"{folder}/{file} lists no clock speed")
+        levels = parse_levels(known_or(read_text(root, f"{folder}/{file}"), ""))
+        missing = Unknown(f"{folder}/{file} lists no clock speed")
         for kind in ("current", "max"):
             facts[f"clocks_{kind}_{name}_mhz"] = levels.get(kind, missing)
     return facts
@@ -149,13 +147,9 @@ def _clocks(root: Path, folder: str) -> dict[str, Fact]:
 def _errors(root: Path, folder: str) -> dict[str, Fact]:
     text = read_text(root, f"{folder}/ras/umc_err_count")
     if isinstance(text, Unknown):
-        return {"ecc_mode": text, "ecc_corrected": text, "ecc_uncorrected": text}
-    counts = dict(re.findall(r"^(ue|ce): (\d+)$", text, re.MULTILINE))
-    return {
-        "ecc_mode": "enabled",
-        "ecc_corrected": parse_int(counts.get("ce", ""), "umc_err_count"),
-        "ecc_uncorrected": parse_int(counts.get("ue", ""), "umc_err_count"),
-    }
+        return {"ecc_mode": text, "ecc_uncorrected": text}
+    _, _, count = text.partition("ue: ")
+    return {"ecc_mode": "enabled", "ecc_uncorrected": parse_int(count.partition("\n")[0], "umc_err_count")}
 
 
 def _watts(root: Path, folder: str, name: str) -> float | Unknown:
@@ -186,34 +180,5 @@ def _links(root: Path, gpus: list[KfdGpu]) -> dict[str, int]:
 
 
 def _properties(root: Path, path: str) -> dict[str, int]:
-    text = read_text(root, path)
-    lines = [] if isinstance(text, Unknown) else [line.split() for line in text.splitlines()]
+    lines = [line.split() for line in known_or(read_text(root, path), "").splitlines()]
     return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
-
-
-def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
-    unnamed = [device for device in devices if isinstance(device["name"], Unknown)]
-    names = derive(ask(AMD_SMI), parse_product_names) if unnamed else {}
-    missing = Unknown("the board and amd-smi give no product name")
-    for device in unnamed:
-        device["name"] = missing if isinstance(names, Unknown) else names.get(str(device["pci_bus_id"]), missing)
-    return devices
-
-
-def parse_product_names(text: str) -> dict[str, str]:
-    """Return product names by PCI address from amd-smi's JSON list; ROCm 7 puts this list under ``gpu_data``."""
-    starts = [position for position in (text.find("{"), text.find("[")) if position >= 0]
-    try:
-        value = json.loads(text[min(starts, default=0) :])  # amd-smi may print warnings before the JSON
-    except (ValueError, RecursionError):
-        return {}
-    rows = value.get("gpu_data") if isinstance(value, dict) else value
-    names = {}
-    for row in rows if isinstance(rows, list) else ():
-        try:
-            address, name = row["bus"]["bdf"], row["asic"]["market_name"]
-        except (KeyError, TypeError):
-            continue
-        if isinstance(address, str) and isinstance(name, str) and name not in {"", "N/A"}:
-            names[address.lower()] = name
-    return names

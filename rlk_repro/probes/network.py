@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.probes.sources import derive, link_name, list_names, locate, read_int, read_text
+from rlk_repro.probes.sources import derive, known_or, link_name, list_names, locate, read_int, read_text
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 SECTION: Final = "network"
@@ -30,9 +30,6 @@ def probe(root: Path = Path("/")) -> dict[str, Fact]:
         "rdma_devices": {name: _rdma_device(root, name) for name in devices} or Unknown(f"{INFINIBAND} has no device"),
         "rdma_verbs": {name: _open_verbs(root, name) for name in devices} or Unknown(f"{INFINIBAND} has no device"),
         "modules": {name: _module(root, name) for name in MODULES},
-        "ephemeral_ports": derive(
-            read_text(root, "/proc/sys/net/ipv4/ip_local_port_range"), lambda text: "-".join(text.split())
-        ),
     }
 
 
@@ -90,8 +87,7 @@ def _module(root: Path, name: str) -> str | Unknown:
         return Unknown("/sys/module absent")
     if not locate(root, f"/sys/module/{name}").exists():
         return "absent"
-    version = read_text(root, f"/sys/module/{name}/version")
-    return "loaded" if isinstance(version, Unknown) else version
+    return known_or(read_text(root, f"/sys/module/{name}/version"), "loaded")
 
 
 def _after_colon(text: str) -> str:

@@ -45,6 +45,10 @@ def derive(value: T | Unknown, convert: Callable[[T], U]) -> U | Unknown:
     return value if isinstance(value, Unknown) else convert(value)
 
 
+def known_or(value: T | Unknown, default: U) -> T | U:
+    return default if isinstance(value, Unknown) else value
+
+
 def list_names(root: Path, folder: str) -> list[str]:
     """Return the sorted names in a folder; the list is empty if the folder is absent or unreadable."""
     try:
@@ -64,12 +68,12 @@ def link_name(root: Path, path: str) -> str | Unknown:
 def ask(argv: Sequence[str], *, timeout_s: float = 10.0) -> str | Unknown:
     """Return the output of a tool; if the tool fails, return Unknown with the first line of its error message."""
     try:
-        done = proc.run(argv, timeout_s=timeout_s)
+        done = proc.ask(argv, timeout_s=timeout_s)
     except EnvironmentMissing as error:
         problem = error.problems[0]
         return Unknown(f"{problem.where} {problem.what}")
     if done.is_timeout:
-        return Unknown(f"{argv[0]} did not answer in {timeout_s:g} s")
+        return Unknown(f"{argv[0]} did not answer twice in {timeout_s:g} s")
     if not done.is_ok:
         words = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[0][:120]
         return Unknown(f"{argv[0]}: exit {done.returncode}: {words}")
@@ -80,8 +84,6 @@ def agreed(values: Iterable[T | Unknown]) -> T | str | Unknown:
     """Return the value that all facts share; if the values differ, join them, sorted: ``performance,powersave``."""
     found = list(values)
     known = [value for value in found if not isinstance(value, Unknown)]
-    if not known:
-        reasons = [value for value in found if isinstance(value, Unknown)]
-        return reasons[0] if reasons else Unknown("no value")
-    distinct = set(known)
-    return known[0] if len(distinct) == 1 else ",".join(sorted(str(value) for value in distinct))
+    if len(set(known)) > 1:
+        return ",".join(sorted(map(str, set(known))))
+    return next(iter([*known, *found]), Unknown("no value"))

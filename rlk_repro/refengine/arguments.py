@@ -41,7 +41,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     except ValidationError as error:
         first = error.errors()[0]
         parser.error(f"argument {_spell(str(first['loc'][-1]))}: {first['msg']}, got {first['input']}")
-    problems = [*_find_setting_problems(workload), *_find_lane_problems(args)]
+    problems = [
+        Problem(_spell(path[-1]), what, got=got, expected=expected)
+        for path, what, got, expected in workload.find_problems()
+    ]
+    problems += _find_lane_problems(args)
     if problems:
         raise SpecError(*problems)
     args.model = workload.model
@@ -76,7 +80,6 @@ def _add_stored_rollouts(parser: argparse.ArgumentParser) -> None:
     template = f"file template holding {PLACEHOLDER}"
     group.add_argument("--save-debug-rollout-data", metavar="TEMPLATE", help=f"store each rollout: {template}")
     group.add_argument("--load-debug-rollout-data", metavar="TEMPLATE", help=f"train on stored rollouts: {template}")
-    group.add_argument("--debug-rollout-only", action="store_true", help="generate, never train")
     group.add_argument("--debug-train-only", action="store_true", help="train only; set if stored rollouts are loaded")
 
 
@@ -93,18 +96,13 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 def _make_workload(args: argparse.Namespace) -> ReferenceWorkload:
     given = vars(args)
-    parts = {
-        part: settings.model_validate({name: given[name] for name in settings.model_fields.keys() & given.keys()})
-        for part, settings in PARTS.items()
-    }
+    parts = {}
+    for part, settings in PARTS.items():
+        names = settings.model_fields.keys() & given.keys()
+        parts[part] = settings.model_validate({name: given[name] for name in names})
     return ReferenceWorkload.model_validate(
         {"kind": "reference", "num_threads": 1 if args.num_threads is None else args.num_threads, **parts}
     )
-
-
-def _find_setting_problems(workload: ReferenceWorkload) -> Iterator[Problem]:
-    for path, what, got, expected in workload.find_problems():
-        yield Problem(_spell(path[-1]), what, got=got, expected=expected)
 
 
 def _find_lane_problems(args: argparse.Namespace) -> Iterator[Problem]:
@@ -115,5 +113,5 @@ def _find_lane_problems(args: argparse.Namespace) -> Iterator[Problem]:
     is_loading = args.load_debug_rollout_data is not None
     if args.debug_train_only and not is_loading:
         yield Problem("--debug-train-only", "no rollouts to train on", hint="add --load-debug-rollout-data")
-    if is_loading and (args.debug_rollout_only or args.save_debug_rollout_data):
-        yield Problem("--load-debug-rollout-data", "excludes --debug-rollout-only and --save-debug-rollout-data")
+    if is_loading and args.save_debug_rollout_data:
+        yield Problem("--load-debug-rollout-data", "excludes --save-debug-rollout-data")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -13,14 +13,8 @@ from rlk_repro.refengine.data import Sample
 from rlk_repro.refengine.model import PackedLayout, Transformer, find_dtype
 from rlk_repro.spec.workloads import ReferenceModel
 
-
-@dataclass(frozen=True, kw_only=True)
-class Response:
-    """Sampled tokens, including an end token if one was drawn, and their log-probs at the sampling temperature."""
-
-    tokens: list[int]
-    log_probs: list[float]
-    is_finished: bool
+Response: TypeAlias = tuple[list[int], list[float]]
+"""Sampled tokens, an end token included if one was drawn, and their log-probs as sampled."""
 
 
 class KeyValueCache:
@@ -100,31 +94,35 @@ def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) 
 def _cut(tokens: list[list[int]], log_probs: list[list[float]]) -> list[Response]:
     responses = []
     for row, values in zip(tokens, log_probs, strict=True):
-        is_finished = task.END_ID in row
-        length = row.index(task.END_ID) + 1 if is_finished else len(row)
-        responses.append(Response(tokens=row[:length], log_probs=values[:length], is_finished=is_finished))
+        length = len(row)
+        if task.END_ID in row:
+            length = row.index(task.END_ID) + 1
+        responses.append((row[:length], values[:length]))
     return responses
 
 
-def make_samples(questions: Sequence[task.Question], responses: Sequence[Response]) -> list[Sample]:
+def make_samples(
+    questions: Sequence[tuple[str, str]],
+    responses: Sequence[Response],
+) -> list[Sample]:
     """Make samples with rewards; the responses to one question follow each other, equally many for each question."""
     group_size = len(responses) // len(questions)
     samples = []
-    for index, response in enumerate(responses):
-        question = questions[index // group_size]
-        text = task.decode(response.tokens)
+    for index, (tokens, log_probs) in enumerate(responses):
+        prompt, answer = questions[index // group_size]
+        text = task.decode(tokens)
         sample = Sample(
             group_index=index // group_size,
             index=index,
-            prompt=question.prompt,
+            prompt=prompt,
             response=text,
-            label=question.answer,
-            tokens=task.encode(question.prompt) + response.tokens,
-            response_length=len(response.tokens),
-            loss_mask=[1] * len(response.tokens),
-            rollout_log_probs=response.log_probs,
-            reward=task.score(text, question.answer),
-            status="completed" if response.is_finished else "truncated",
+            label=answer,
+            tokens=task.encode(prompt) + tokens,
+            response_length=len(tokens),
+            loss_mask=[1] * len(tokens),
+            rollout_log_probs=log_probs,
+            reward=task.score(text, answer),
+            status="completed" if tokens[-1] == task.END_ID else "truncated",
         )
         samples.append(sample)
     return samples

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 SYMBOLS: Final = "0123456789+="
@@ -18,14 +17,6 @@ _ID_OF: Final = {symbol: number for number, symbol in enumerate(SYMBOLS, start=2
 _TEXT_OF: Final = {END_ID: END} | {number: symbol for symbol, number in _ID_OF.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """A question; ``answer`` is the only correct continuation of ``prompt``, up to the end token."""
-
-    prompt: str
-    answer: str
-
-
 def encode(text: str) -> list[int]:
     return [_ID_OF[symbol] for symbol in text]
 
@@ -35,11 +26,19 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(_TEXT_OF.get(number, UNKNOWN) for number in ids)
 
 
-def make_questions(seed: int, rollout_id: int, count: int, max_operand: int) -> list[Question]:
-    """Draw ``count`` addition problems, which depend on seed and rollout only, not on earlier draws."""
+def make_questions(
+    seed: int,
+    rollout_id: int,
+    count: int,
+    max_operand: int,
+) -> list[tuple[str, str]]:
+    """Draw ``count`` additions as pairs of prompt and answer; only this answer is correct.
+
+    They depend on seed and rollout only, not on earlier draws.
+    """
     generator = random.Random(f"{seed}:{rollout_id}")  # noqa: S311 (a task, not a secret)
     pairs = [(generator.randint(0, max_operand), generator.randint(0, max_operand)) for _ in range(count)]
-    return [Question(prompt=f"{a}+{b}=", answer=str(a + b)) for a, b in pairs]
+    return [(f"{a}+{b}=", str(a + b)) for a, b in pairs]
 
 
 def score(response: str, answer: str) -> float:

@@ -32,7 +32,6 @@ from rlk_repro.refengine.data import (
 from rlk_repro.refengine.model import Transformer, make_model
 from rlk_repro.refengine.optimizer import NUM_GROUPS, AdamW
 from rlk_repro.refengine.rollout import RolloutEngine, make_samples
-from rlk_repro.refengine.timer import Timer
 from rlk_repro.schedule import LETTERS
 from rlk_repro.switches import DEMO_WAIT, SCHEDULED, SWITCH_SCHEDULE
 
@@ -56,33 +55,18 @@ def run(args: argparse.Namespace) -> None:
     if args.custom_megatron_init_path is not None:
         load_function(args.custom_megatron_init_path)(args)
     trainer = Trainer(args, device)
-    with frozen_heap():
-        trainer.timer.start("train_wait")
-        trainer.update_weights()
-        for rollout_id in range(args.num_rollout):
-            samples = trainer.roll_out(rollout_id)
-            if args.debug_rollout_only:
-                continue
-            trainer.train(rollout_id, samples)
-            for hook in step_end_hooks:
-                hook(rollout_id)
-            trainer.update_weights()
-
-
-@contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Exclude the existing objects from garbage collection.
-
-    A full garbage collection visits the 170 000 objects that importing torch creates: this takes 80 to 100 ms on a CPU,
-    where a pass of the smoke run takes 20 ms.  Without this function, the collection would slow the same scored step
-    of every trial.
-    """
+    # A full garbage collection visits the 170 000 objects that importing torch creates: 80 to 100
+    # ms on a CPU, where a pass of the smoke run takes 20 ms, and always in the same scored step.
     gc.collect()
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+    trainer.timer.start("train_wait")
+    trainer.update_weights()
+    for rollout_id in range(args.num_rollout):
+        samples = trainer.roll_out(rollout_id)
+        trainer.train(rollout_id, samples)
+        for hook in step_end_hooks:
+            hook(rollout_id)
+        trainer.update_weights()
 
 
 def make_device(args: argparse.Namespace) -> torch.device:
@@ -114,6 +98,42 @@ def load_function(path: str) -> Callable[[argparse.Namespace], object]:
         )
     function: Callable[[argparse.Namespace], object] = found
     return function
+
+
+class Timer:
+    """Measures named wall-clock phases, logged and summed as vime's timer does.
+
+    Unlike in vime, a phase includes all its GPU work: the device is synchronised at both ends.
+    """
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize
+        self._started: dict[str, float] = {}
+        self._elapsed_s: dict[str, float] = {}
+
+    def start(self, name: str) -> None:
+        assert name not in self._started, f"timer {name} is already running"
+        self._synchronize()
+        self._started[name] = time.perf_counter()
+        logger.info("Timer %s start", name)
+
+    def end(self, name: str) -> None:
+        self._synchronize()
+        elapsed_s = time.perf_counter() - self._started.pop(name)
+        self._elapsed_s[name] = self._elapsed_s.get(name, 0.0) + elapsed_s
+        logger.info("Timer %s end (elapsed: %.1fs)", name, elapsed_s)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.start(name)
+        try:
+            yield
+        finally:
+            self.end(name)
+
+    def pop_elapsed(self) -> dict[str, float]:
+        elapsed_s, self._elapsed_s = self._elapsed_s, {}
+        return elapsed_s
 
 
 class Trainer:
@@ -158,7 +178,8 @@ class Trainer:
     def _generate(self, rollout_id: int) -> list[Sample]:
         args = self.args
         questions = task.make_questions(args.seed, rollout_id, args.rollout_batch_size, args.max_operand)
-        prompts = [task.encode(question.prompt) for question in questions for _ in range(args.n_samples_per_prompt)]
+        size = args.n_samples_per_prompt
+        prompts = [task.encode(prompt) for prompt, _ in questions for _ in range(size)]
         responses = self.engine.generate(
             prompts,
             max_tokens=args.rollout_max_response_len,

@@ -5,39 +5,52 @@ Sessions repeat a measurement on one machine.  Only several machines say somethi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.analysis.allocations import Allocation, list_allocations
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import CheckFailed, Problem
-from rlk_repro.base.findings import Finding, Level, diff_values, has_blocking
+from rlk_repro.base.findings import Finding, Level, diff_values, has_blocking, refuse_blocking
 from rlk_repro.base.units import count, group
-from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
-from rlk_repro.replay.recorded import CONTRADICTS, read_result, require_intact
+from rlk_repro.prediction import PS_PER_MS, Measured, shape_of
+from rlk_repro.replay.compare import changes_nothing
+from rlk_repro.replay.recorded import CONTRADICTS, open_intact, read_result
+from rlk_repro.report.blocks import Block, Figures, Section, Text, make_table
+from rlk_repro.report.forest import draw_changes, make_change
 from rlk_repro.rundir.results import Analysis, VerdictWord
-from rlk_repro.statistics.stats import STEP_TIME, Interval, mean, prediction_interval, t_interval, to_ratio
+from rlk_repro.spec.choices import FREE_RULES
+from rlk_repro.statistics.stats import STEP_TIME, mean, prediction_interval, t_interval, t_quantile, to_ratio
 
 LEAST: Final = 3
 """Machines that a claim about a kind of GPU needs; from so many hosts on, the host is the unit."""
 CONFIDENCE: Final = 0.95
-MAY_DIFFER: Final = ("purpose", "may_claim", "may_not_claim", "expected_", "time_limit_min", "layouts", "placements")
-"""What says nothing about how a machine was measured: sentences, estimates, and layouts of other hardware."""
-NUMBERS: Final = ("sessions", "pairs", "control_pairs", "seed")
+MAY_DIFFER: Final = FREE_RULES | {"seed", "time_limit_min", "stack"}
+"""What tells nothing about a machine, beside texts and other hardware: a stack's name, for example, because the commits
+that really ran are compared."""
+NO_GRAD: Final = "module_log_probs_no_grad_s"
+LOSS: Final = ("module_grpo_loss_forward_s", "module_grpo_loss_backward_s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Answer):
-    """One machine: its effect is the mean over the sessions or pairs that count, of all bundles it made."""
+    """One machine: its effect is the mean over the sessions or pairs that count, of all bundles it made.
 
+    Its interval is that of this one machine, whose sessions or pairs are the units.
+    """
+
+    name: str
     gpus: tuple[str, ...]
     host: int
     bundles: tuple[str, ...]
     n: int
     ratio: float
+    low: float | None
+    high: float | None
     baseline_s: float
     enabled_s: float
 
@@ -62,14 +75,17 @@ class Combined(Answer):
     differences: tuple[Finding, ...]
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """What is known of one machine while bundles are read; ``boots`` tell hosts apart."""
+    """What one allocation showed: the log ratio and both step times of each session or pair."""
 
-    gpus: frozenset[str]
-    boots: set[str]
-    bundles: list[str] = field(default_factory=list)
-    pairs: list[tuple[float, float, float]] = field(default_factory=list)
+    allocation: Allocation
+    bundle: str
+    pairs: list[tuple[float, float, float]]
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        return frozenset(self.allocation.gpus or self.allocation.boots or (self.allocation.name,))
 
 
 def combine(sources: Sequence[Path]) -> Combined:
@@ -78,157 +94,189 @@ def combine(sources: Sequence[Path]) -> Combined:
     Raises:
         CheckFailed: a bundle is not sealed, contradicts itself, is not comparable, or is another experiment.
     """
-    seen: dict[frozenset[str], _Seen] = {}
-    first: tuple[Plan, Analysis] | None = None
-    ids: set[str] = set()
+    read: dict[str, tuple[Plan, Analysis]] = {}
+    seen: list[_Seen] = []
     differences: list[Finding] = []
     for source in sources:
-        bundle_id = require_intact(source)
-        with open_bundle(source, bundle_id) as run_dir:
-            plan = Plan.load(run_dir.plan)
-            analysis, context = read_result(run_dir, source, bundle_id)
-            counted = [pair.pair for pair in analysis.pairs if pair.is_counted]
-            allocations = list_allocations(plan, run_dir, counted, least=1)
-        if bundle_id is None or has_blocking(context.findings):
-            what = "is not sealed" if bundle_id is None else CONTRADICTS
-            raise CheckFailed(Problem(str(source), what, expected="a sealed bundle without contradictions"))
+        bundle_id, plan, analysis, allocations = _read(source)
         if analysis.verdict.word in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}:
             raise CheckFailed(Problem(str(source), "compares no step times", got=analysis.verdict.word.value))
-        if bundle_id in ids:
+        if bundle_id in read:
             raise CheckFailed(Problem(str(source), "is named twice", got=bundle_id[:12]))
-        ids.add(bundle_id)
-        if first is None:
-            first = plan, analysis
-        else:
-            differences += _require_same(source, first[0], plan)
-        for allocation in allocations:
-            _add(seen, allocation, analysis, bundle_id)
-    machines = [machine for machine in seen.values() if machine.pairs]
-    if first is None or not machines:
+        read[bundle_id] = plan, analysis
+        differences += _require_same(source, next(iter(read.values()))[0], plan)
+        seen += [_Seen(allocation=item, bundle=bundle_id[:12], pairs=list(_list_pairs(analysis, item)))
+                 for item in allocations]  # fmt: skip
+    by_machine = group((item.gpus, item) for item in seen if item.pairs)
+    if not by_machine:
         raise CheckFailed(Problem("bundles", "no session or pair counts", expected="at least one"))
-    return _conclude(first[1], machines, differences)
+    known = [gpus.union(*(item.allocation.boots for item in found)) for gpus, found in by_machine.items()]
+    hosts = number_hosts(known)
+    machines = tuple(map(_describe_machine, by_machine.values(), hosts))
+    return _conclude(next(iter(read.values()))[1], machines, differences)
 
 
-def _add(seen: dict[frozenset[str], _Seen], allocation: Allocation, analysis: Analysis, bundle_id: str) -> None:
-    key = frozenset(allocation.gpus or allocation.boots or (allocation.name,))
-    machine = seen.setdefault(key, _Seen(gpus=frozenset(allocation.gpus), boots=set()))
-    machine.boots |= {*allocation.boots}
-    machine.bundles.append(bundle_id[:12])
+def _read(source: Path) -> tuple[str, Plan, Analysis, list[Allocation]]:
+    """Analyse a bundle again; return its id, its plan, the analysis and the allocations of what counts."""
+    with open_intact(source) as (run_dir, bundle_id):
+        plan = Plan.load(run_dir.plan)
+        analysis, context = read_result(run_dir, source, bundle_id)
+        counted = [pair.pair for pair in analysis.pairs if pair.is_counted]
+        allocations = list_allocations(plan, run_dir, counted, least=1)
+    if bundle_id is None or has_blocking(context.findings):
+        what = "is not sealed" if bundle_id is None else CONTRADICTS
+        raise CheckFailed(Problem(str(source), what, expected="a sealed bundle without contradictions"))
+    return bundle_id, plan, analysis, allocations
+
+
+def _list_pairs(analysis: Analysis, allocation: Allocation) -> Iterator[tuple[float, float, float]]:
     for pair in analysis.pairs:
         metric = pair.metric(STEP_TIME) if pair.pair in allocation.pairs else None
         if metric is not None and metric.log_ratio is not None:
-            machine.pairs.append((metric.log_ratio, metric.first or 0.0, metric.second or 0.0))
+            yield metric.log_ratio, metric.first or 0.0, metric.second or 0.0
 
 
-def _require_same(source: Path, reference: Plan, plan: Plan) -> Iterator[Finding]:
-    """Yield the differences that do not matter; raise CheckFailed that names those that make another experiment."""
-    was, now = (_keep(_shorten(item), item.hardware.hardware) for item in (reference, plan))
-    wrong = list(diff_values("experiment", was, now, Level.BLOCKING))
-    if wrong:
-        raise CheckFailed(
-            *(Problem(f"{source}: {item.where}", "is another experiment", got=item.found, expected=item.expected)
-              for item in wrong)
-        )  # fmt: skip
-    yield from diff_values(f"{source.name}: experiment", _shorten(reference), _shorten(plan), Level.INFO)
+def _require_same(source: Path, first: Plan, plan: Plan) -> list[Finding]:
+    """Return the differences that do not matter; raise CheckFailed that names those that make another experiment."""
+    found = []
+    for item in diff_values("experiment", _list_measured(first), _list_measured(plan), Level.BLOCKING):
+        is_free = changes_nothing(item, first, plan) or MAY_DIFFER.intersection(item.where.split("."))
+        found.append(replace(item, level=Level.INFO) if is_free else item)
+    refuse_blocking(found, "is another experiment", under=f"{source}: ")
+    return [replace(item, where=f"{source.name}: {item.where}") for item in found]
 
 
-def _shorten(plan: Plan) -> dict[str, Any]:
-    experiment: dict[str, Any] = plan.to_json()["experiment"]
-    stack = experiment["stack"]
-    pins = {name: pin.get("commit") for name, pin in (stack.get("pins") or {}).items()}
-    return {"run": experiment["run"], "hardware": plan.hardware.hardware, "commits": pins}
+def _list_measured(plan: Plan) -> dict[str, Any]:
+    commits = {name: pin.commit for name, pin in plan.stack.pins.items()}
+    return {"run": plan.experiment["run"], "hardware": plan.hardware.hardware, "commits": commits}
 
 
-def _keep(value: Any, hardware: str) -> Any:
-    """Return a plan's values without those that may differ between runs of one experiment."""
-    if not isinstance(value, Mapping):
-        return value
-    kept = {}
-    for name, item in value.items():
-        if name in {"layouts", "placements"}:
-            kept[name] = item.get(hardware) if isinstance(item, Mapping) else item
-        elif name not in NUMBERS and not name.startswith(MAY_DIFFER):
-            kept[name] = _keep(item, hardware)
-    return kept
+def number_hosts(machines: Sequence[frozenset[str]]) -> list[int]:
+    """Number the hosts: machines that share a boot or a GPU are on one host."""
+    hosts: list[frozenset[str]] = []
+    for known in machines:
+        joined = known.union(*(host for host in hosts if host & known))  # a later machine may join hosts into one
+        hosts = [*(host for host in hosts if not host & known), joined]
+    found = [next(host for host in hosts if known <= host) for known in machines]
+    order = list(dict.fromkeys(found))
+    return [order.index(host) for host in found]
 
 
-def _number_hosts(machines: Sequence[_Seen]) -> list[int]:
-    """Number the hosts: machines that share a boot or a GPU are one host."""
-    hosts: list[set[str]] = []
-    numbers = []
-    for machine in machines:
-        known = {*machine.boots, *machine.gpus}
-        number = next((place for place, host in enumerate(hosts) if host & known), len(hosts))
-        if number == len(hosts):
-            hosts.append(set())
-        hosts[number] |= known
-        numbers.append(number)
-    return numbers
+def _describe_machine(found: Sequence[_Seen], host: int) -> Machine:
+    pairs = [pair for item in found for pair in item.pairs]
+    ratio, baseline_s, enabled_s = (mean(column) for column in zip(*pairs, strict=True))
+    own = t_interval([pair[0] for pair in pairs], CONFIDENCE)
+    gpus = sorted({*found[0].allocation.gpus})
+    return Machine(
+        name=", ".join(gpu[:12] for gpu in gpus) or f"host {host}",
+        gpus=tuple(gpus),
+        host=host,
+        bundles=tuple(dict.fromkeys(item.bundle for item in found)),
+        n=len(pairs),
+        ratio=to_ratio(ratio),
+        low=to_ratio(own.low) if own else None,
+        high=to_ratio(own.high) if own else None,
+        baseline_s=baseline_s,
+        enabled_s=enabled_s,
+    )
 
 
-def _conclude(analysis: Analysis, found: Sequence[_Seen], differences: Sequence[Finding]) -> Combined:
-    hosts = _number_hosts(found)
-    effects = [mean([log_ratio for log_ratio, _, _ in machine.pairs]) for machine in found]
-    num_hosts = len({*hosts})
-    unit = "host" if num_hosts >= LEAST else "machine"
-    values = effects
-    if unit == "host":
-        values = [mean(of_host) for of_host in group(zip(hosts, effects, strict=True)).values()]
-    has_claim = len(values) >= LEAST
-    whole: Interval | None = t_interval(values, CONFIDENCE) if has_claim else None
-    ahead: Interval | None = prediction_interval(values, CONFIDENCE) if has_claim else None
+def _conclude(analysis: Analysis, machines: tuple[Machine, ...], differences: Sequence[Finding]) -> Combined:
+    by_host = group((machine.host, math.log(machine.ratio)) for machine in machines)
+    is_by_host = len(by_host) >= LEAST
+    values = [mean(found) for found in by_host.values()]
+    if not is_by_host:
+        values = [math.log(machine.ratio) for machine in machines]
+    intervals = t_interval(values, CONFIDENCE), prediction_interval(values, CONFIDENCE)
+    whole, ahead = intervals if len(values) >= LEAST else (None, None)
     return Combined(
         run=analysis.run,
         hardware=analysis.hardware,
         gpu=analysis.facts.get("GPU") or analysis.facts.get("CPU") or analysis.hardware,
-        unit=unit,
-        num_machines=len(found),
-        num_hosts=num_hosts,
+        unit="host" if is_by_host else "machine",
+        num_machines=len(machines),
+        num_hosts=len(by_host),
         ratio=to_ratio(mean(values)),
         low=to_ratio(whole.low) if whole else None,
         high=to_ratio(whole.high) if whole else None,
         spread_pct=whole.stdev * 100 if whole else None,
         next_low=to_ratio(ahead.low) if ahead else None,
         next_high=to_ratio(ahead.high) if ahead else None,
-        machines=tuple(
-            Machine(
-                gpus=tuple(sorted(machine.gpus)),
-                host=host,
-                bundles=tuple(dict.fromkeys(machine.bundles)),
-                n=len(machine.pairs),
-                ratio=to_ratio(effect),
-                baseline_s=mean([first for _, first, _ in machine.pairs]),
-                enabled_s=mean([second for _, _, second in machine.pairs]),
-            )
-            for machine, host, effect in zip(found, hosts, effects, strict=True)
-        ),
+        machines=machines,
         differences=tuple(differences),
     )
 
 
-def describe(combined: Combined) -> Iterator[str]:
-    """Yield the lines that a terminal shows: the sentence, then one row per machine with its place on a scale."""
+def make_sections(combined: Combined) -> list[Section]:
+    """Return what the terminal and the page show: the sentences, the machines with their mean, and one more machine."""
+    machines = sorted(combined.machines, key=lambda item: item.ratio)
+    rows = [make_change(item.name, item.ratio, item.low, item.high) for item in machines]
+    rows.append(make_change(f"mean {combined.unit}", combined.ratio, combined.low, combined.high))
+    if combined.next_low is not None:
+        rows.append(make_change(f"one more {combined.unit}", None, combined.next_low, combined.next_high))
+    caption = "Change of the step time with 95 % intervals; a machine's interval is of its own sessions or pairs alone."
+    names = ("machine", "host", "less time", "n", "baseline", "enabled", "bundles")
+    cells = []
+    for machine in machines:
+        times = (f"{seconds * 1000:,.1f} ms" for seconds in (machine.baseline_s, machine.enabled_s))
+        found = (machine.name, str(machine.host), _less(machine.ratio), str(machine.n), *times)
+        cells.append((*found, ", ".join(machine.bundles)))
+    blocks: tuple[Block, ...] = (
+        *(Text(text=sentence) for sentence in summarise(combined)),
+        Figures(figures=(draw_changes(rows, "forest", "Machines", caption),)),
+        make_table(*names, rows=cells, numbers=names[2:6]),
+    )
+    return [Section(key="machines", title=combined.run, blocks=blocks)]
+
+
+def summarise(combined: Combined) -> Iterator[str]:
+    """Yield what was found, what to expect, and in what the plans differ."""
     where = f"{count(combined.num_machines, combined.gpu)} on {count(combined.num_hosts, 'host')}"
     saved = f"{_less(combined.ratio)} less time"
     if combined.low is None or combined.high is None or combined.next_low is None or combined.next_high is None:
-        yield f"{combined.run}: {saved} on {where}; a claim about this kind of GPU needs {LEAST} machines"
+        yield f"{saved} on {where}; a claim about this kind of GPU needs {LEAST} machines"
     else:
-        yield f"{combined.run}: {saved} (95 % interval {_less(combined.high)} to {_less(combined.low)}) on {where}"
+        yield f"{saved} (95 % interval {_less(combined.high)} to {_less(combined.low)}) on {where}"
         ahead = f"{_less(combined.next_high)} to {_less(combined.next_low)} from one more {combined.unit} of this kind"
         yield f"expect {ahead}; {combined.unit}s differ by {combined.spread_pct:.2g} % (standard deviation)"
-    ratios = [machine.ratio for machine in combined.machines]
-    low, high = min(ratios), max(ratios)
-    for machine in sorted(combined.machines, key=lambda item: item.ratio):
-        place = round(30 * (machine.ratio - low) / (high - low)) if high > low else 15
-        name = ", ".join(gpu[:12] for gpu in machine.gpus) or f"host {machine.host}"
-        times = f"{machine.baseline_s * 1000:,.1f} → {machine.enabled_s * 1000:,.1f} ms"
-        dot = "●".rjust(place + 1).ljust(31)
-        yield f"{name:<14} {_less(machine.ratio):>8}  {dot}  n = {machine.n:<2}  {times}  {', '.join(machine.bundles)}"
     if combined.differences:
-        keys = {item.where.partition(": experiment.run.")[2].rpartition(".")[2] for item in combined.differences}
-        named = ", ".join(sorted(key for key in keys if not key.isdecimal()))
-        yield f"the plans also differ in what measures nothing: {named} (--json has the values)"
+        yield f"the plans also differ in what measures nothing: {count(len(combined.differences), 'value')} (--json)"
 
 
 def _less(ratio: float) -> str:
     return f"{100 - 100 * ratio:.2f} %"
+
+
+def measure(source: Path) -> Measured:
+    """Return what a bundle measured, as constants of ``predict``; raise CheckFailed if it compares no step times."""
+    bundle_id, plan, analysis, allocations = _read(source)
+    counted = [pair for pair in analysis.pairs if pair.is_counted]
+
+    def average(*metrics: str) -> tuple[float, float]:
+        """Return the time in baseline and the time saved, in ms."""
+        found = [metric for pair in counted for metric in map(pair.metric, metrics) if metric is not None]
+        before = sum(metric.first or 0.0 for metric in found)
+        after = sum(metric.second or 0.0 for metric in found)
+        return before * 1000 / len(counted), (before - after) * 1000 / len(counted)
+
+    shape, effect = shape_of(plan), analysis.effect(STEP_TIME)
+    if effect is None or effect.ratio is None or effect.low is None or effect.high is None or effect.n < LEAST:
+        raise CheckFailed(
+            Problem(str(source), "compares no step times", expected=f"at least {LEAST} sessions or pairs")
+        )
+    step_ms, _ = average(STEP_TIME)
+    half_ms = step_ms * (effect.high - effect.low) / 2
+    return Measured(
+        **vars(shape),
+        bundle=bundle_id[:12],
+        name=source.name,
+        run=plan.run.run,
+        is_module=plan.run.workload.kind == "module",
+        gpus=", ".join(sorted({gpu[:12] for allocation in allocations for gpu in allocation.gpus})),
+        step_ms=round(step_ms, 2),
+        saved_ms=round(step_ms * (1 - effect.ratio), 2),
+        error_ms=round(half_ms / t_quantile(effect.confidence, effect.n - 1), 3),
+        n=effect.n,
+        no_grad_ps=round(average(NO_GRAD)[1] / shape.logits / shape.passes * PS_PER_MS, 3),
+        loss_ps=round(average(*LOSS)[1] / shape.logits * PS_PER_MS, 3),
+    )

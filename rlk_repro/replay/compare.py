@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.findings import Finding, Level, diff_values, has_blocking, limit_findings
 from rlk_repro.base.units import count, format_number, format_percent
-from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
 from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, compare_engines, find_difference
 from rlk_repro.replay.identity import compare_identities, read_identity
-from rlk_repro.replay.recorded import CONTRADICTS, read_result, require_intact
+from rlk_repro.replay.recorded import CONTRADICTS, open_intact, read_result
 from rlk_repro.rundir.agreement import compare_checks
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.microbatch import describe_microbatches
@@ -90,10 +89,8 @@ class Comparison(Answer):
         return lines + [f"  {detail}" for detail in self.details]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Comparand:
-    is_compatible: bool
-    text: str
+_Match: TypeAlias = tuple[bool, str]
+"""Whether two results agree on something, and a text that says how far."""
 
 
 def compare_analyses(
@@ -111,9 +108,9 @@ def compare_analyses(
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
-    unidentified, cautions = (tuple(_describe_code(code, level)) for level in (Level.WARNING, Level.INFO))
+    unidentified, cautions = tuple(_describe_code(code, Level.WARNING)), []
     if margin > MOST_MARGIN:
-        cautions += (f"the run declares a margin of {_percent(margin)} for replays; {_percent(MOST_MARGIN)} counts",)
+        cautions.append(f"the run declares a margin of {_percent(margin)} for replays; {_percent(MOST_MARGIN)} counts")
         margin = MOST_MARGIN
     differing = list(_seeded_differences(recorded.trials, new.trials))
     matches = [*_match_operators(recorded, new), *_match_levels(recorded, new)]
@@ -128,10 +125,12 @@ def compare_analyses(
     if obstacles or unidentified:
         level = Match.NOT_COMPARABLE if obstacles else Match.UNDECIDED
     enabled = f"; with {recorded.switch}" if recorded.switch else ""
+    within = f" within {_percent(margin)}" if level is Match.REPRODUCED else ""
+    careful = f", with {count(len(cautions), 'caution')}" if cautions else ""
     return Comparison(
         level=level,
         is_ok=level in {Match.BITWISE, Match.REPRODUCED},
-        headline=_make_headline(level, MEANINGS.get(level, meaning), margin, len(cautions)) + enabled,
+        headline=f"{level}{within}{careful} ({MEANINGS.get(level, meaning)}){enabled}",
         margin_pct=100 * margin,
         recorded_verdict=recorded.verdict.word.value,
         new_verdict=new.verdict.word.value,
@@ -139,20 +138,14 @@ def compare_analyses(
         details=(
             *_describe_speed(recorded, new),
             *_describe_effects(recorded, new),
-            *(match.text for match in matches),
+            *(text for _, text in matches),
             *differing[:MAX_DETAILS],
             *compare_checks(recorded.checks, new.checks),
         ),
         num_blocking_drift=sum(item.level is Level.BLOCKING for item in drift),
         unidentified=unidentified,
-        cautions=cautions,
+        cautions=tuple(cautions),
     )
-
-
-def _make_headline(level: Match, meaning: str, margin: float, num_cautions: int) -> str:
-    within = f" within {_percent(margin)}" if level is Match.REPRODUCED else ""
-    cautions = f", with {count(num_cautions, 'caution')}" if num_cautions else ""
-    return f"{level}{within}{cautions} ({meaning})"
 
 
 def _describe_bitwise(recorded: Analysis, new: Analysis, margin: float) -> tuple[Match, str]:
@@ -165,10 +158,10 @@ def _describe_bitwise(recorded: Analysis, new: Analysis, margin: float) -> tuple
     return Match.BITWISE, f"{text}; {_describe_ratios(*speed)}"
 
 
-def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], margin: float) -> tuple[Match, str] | None:
-    apart = next((match.text for match in matches if not match.is_compatible), None)
+def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Match], margin: float) -> tuple[Match, str] | None:
+    apart = next((text for is_compatible, text in matches if not is_compatible), None)
     if recorded.operators:
-        return (Match.REPRODUCED if apart is None else Match.DIFFERENT), matches[0].text
+        return (Match.REPRODUCED if apart is None else Match.DIFFERENT), matches[0][1]
     if recorded.microbatches:
         return _compare_microbatches(recorded, new)
     speed = compare_speed(recorded, new)
@@ -194,17 +187,18 @@ def _compare_microbatches(recorded: Analysis, new: Analysis) -> tuple[Match, str
     return Match.DIFFERENT, f"recorded: {was}; now: {now}"
 
 
-def compare_speed(first: Analysis, second: Analysis) -> tuple[RatioDifference, str, str] | None:
-    """Return the difference of two results' step time ratios, and both ratios as text; None without an interval."""
+def compare_speed(first: Analysis, second: Analysis) -> tuple[RatioDifference, float, float] | None:
+    """Return the difference of two results' step time ratios, and both ratios; None without an interval."""
     old, now = first.effect(STEP_TIME), second.effect(STEP_TIME)
     difference = None if old is None or now is None else find_difference(old, now)
     if old is None or now is None or difference is None:
         return None
-    return difference, format_number(old.ratio or 0.0), format_number(now.ratio or 0.0)
+    return difference, old.ratio or 0.0, now.ratio or 0.0
 
 
-def _describe_ratios(difference: RatioDifference, was: str, now: str) -> str:
-    return f"step time ratio {was} recorded, {now} now; {difference}"
+def _describe_ratios(difference: RatioDifference, was: float, now: float) -> str:
+    """Name the ratio, which a margin is for, and the difference of the changes in points."""
+    return f"step time ratio {format_number(was)} recorded, {format_number(now)} now; {difference.describe(was)}"
 
 
 def _percent(fraction: float) -> str:
@@ -231,10 +225,6 @@ def _describe_speed(recorded: Analysis, new: Analysis) -> Iterator[str]:
     old, now = (_baseline_step_time_s(analysis) for analysis in (recorded, new))
     if old and now:
         yield f"baseline step time: recorded {format_number(old)} s, now {format_number(now)} s (mean of trial medians)"
-    floors = [analysis.noise_floor.fraction for analysis in (recorded, new)]
-    if None not in floors:
-        was, is_now = (f"{format_number(100 * floor, 3)} %" for floor in floors if floor is not None)
-        yield f"noise floor: recorded {was}, now {is_now}"
 
 
 def _baseline_step_time_s(analysis: Analysis) -> float | None:
@@ -281,12 +271,13 @@ def _describe_effects(recorded: Analysis, new: Analysis) -> Iterator[str]:
         was, is_now = (None if effect is None else effect.ratio for effect in (old, now))
         if old is not None and now is not None and was is not None and is_now is not None:
             text = f"{name}: recorded {format_percent(was)} (n={old.n}), now {format_percent(is_now)} (n={now.n})"
-            yield f"{text}; {find_difference(old, now) or 'no interval'}"
+            difference = find_difference(old, now)
+            yield f"{text}; {'no interval' if difference is None else difference.describe(was)}"
         elif was is not is_now:
             yield f"{name}: only one of the two results has a ratio (enabled / baseline)"
 
 
-def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
+def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Match]:
     """Two results agree on a metric if the t interval of its changes between them contains 0."""
     by_name = {trial.name: trial for trial in new.trials}
     for name in COMPARED_LEVELS:
@@ -302,10 +293,10 @@ def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
             change, low, high = map(format_number, (interval.estimate, interval.low, interval.high))
             what = "sessions" if recorded.is_crossover else "trials"
             text = f"{name}: mean change {change} ({low} to {high}, n = {interval.n} pairs of equally seeded {what})"
-            yield _Comparand(is_compatible=interval.low <= 0 <= interval.high, text=text)
+            yield interval.low <= 0 <= interval.high, text
 
 
-def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
+def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Match]:
     """Two speedups may differ by ``OPERATOR_TOLERANCE`` plus the spreads between processes in both results."""
     if not recorded.operators:
         return
@@ -319,8 +310,8 @@ def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
             was, is_now = (format_number(_mean_speedup(cell) or 0.0, 3) for cell in (old, now))
             differing.append(f"{_name_cell(old)}: recorded {was} times vime's speed, now {is_now}")
     num_agreeing = len(recorded.operators) - len(differing)
-    yield _Comparand(is_compatible=not differing, text=f"operators: {num_agreeing} of {len(recorded.operators)} agree")
-    yield from (_Comparand(is_compatible=False, text=text) for text in differing[:MAX_DETAILS])
+    yield not differing, f"operators: {num_agreeing} of {len(recorded.operators)} agree"
+    yield from ((False, text) for text in differing[:MAX_DETAILS])
 
 
 def _name_cell(cell: OperatorResult) -> str:
@@ -358,9 +349,9 @@ def diff_bundles(first: Path, second: Path) -> Differences:
         CheckFailed: one of the bundles was sealed and has been changed.
     """
     sources = (first, second)
-    ids = [require_intact(source) for source in sources]
-    unsealed = tuple(str(source) for source, bundle_id in zip(sources, ids, strict=True) if bundle_id is None)
-    with open_bundle(first, ids[0]) as left, open_bundle(second, ids[1]) as right:
+    with open_intact(first) as (left, left_id), open_intact(second) as (right, right_id):
+        ids = (left_id, right_id)
+        unsealed = tuple(str(source) for source, bundle_id in zip(sources, ids, strict=True) if bundle_id is None)
         plans = [Plan.load(run_dir.plan) for run_dir in (left, right)]
         findings = _diff_plans(*plans)
         findings += diff_contents(load_parts(left.prepared), load_parts(right.prepared))

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.analysis.checks import compare_training
-from rlk_repro.base.units import count, format_number, format_percent
+from rlk_repro.base.units import count, format_number
 from rlk_repro.logs.engines import read_engines
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.agreement import TRAINING, AgreementCheck, CheckKind, CheckWord
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Effect
 from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
-from rlk_repro.statistics.stats import t_quantile, to_ratio
+from rlk_repro.statistics.stats import t_quantile
 
 _NAMES = (f"{TRAINING}, first bundle", f"{TRAINING}, second bundle")
 _JUDGED = {CheckWord.PASS: "within the contract", CheckWord.FAIL: "outside the contract"}
@@ -61,18 +61,14 @@ class RatioDifference:
     def half_width(self) -> float:
         return t_quantile(CONFIDENCE, self.df) * self.error
 
-    @property
-    def holds_zero(self) -> bool:
-        """Recorded ratios are rounded to 12 digits, so the test has a tolerance."""
-        return abs(self.estimate) <= self.half_width + 1e-12
-
     def is_shown_beyond(self, margin: float) -> bool:
         """Tell whether the whole interval lies outside the margin."""
         return abs(self.estimate) - self.half_width > math.log1p(margin)
 
     def is_beyond(self, margin: float) -> bool:
         """Tell whether the interval excludes 0 and the estimate is farther from 0 than log(1 + ``margin``)."""
-        return not self.holds_zero and abs(self.estimate) > math.log1p(margin)
+        # Recorded ratios are rounded to 12 digits, so 0 has a tolerance.
+        return abs(self.estimate) > max(self.half_width + 1e-12, math.log1p(margin))
 
     def is_within(self, margin: float) -> bool:
         """Tell whether the whole interval lies between -log(1 + ``margin``) and log(1 + ``margin``)."""
@@ -90,21 +86,22 @@ class RatioDifference:
                 return n
         return None
 
-    def __str__(self) -> str:
+    def describe(self, old_ratio: float) -> str:
+        """Say by how many points the change in percent differs: 97.1 % after 96.1 % of a step is one point more."""
         center, low, high = (
-            format_percent(to_ratio(self.estimate + sign * self.half_width)).removesuffix(" %") for sign in (0, -1, 1)
+            f"{100 * old_ratio * math.expm1(self.estimate + sign * self.half_width):+.2f}" for sign in (0, -1, 1)
         )
-        return f"difference {center} %, {100 * CONFIDENCE:g} % interval {low} to {high} %"
+        return f"difference {center} points, {100 * CONFIDENCE:g} % interval {low} to {high}"
 
 
 def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
     """Compare two effects by Welch's t test with Satterthwaite's degrees of freedom; None without an interval."""
-    sides = [(effect.n, error) for effect in (old, new) if (error := _standard_error(effect)) is not None]
+    sides = [(effect.sd_log, effect.n) for effect in (old, new) if effect.sd_log is not None and effect.n > 1]
     if old.ratio is None or new.ratio is None or len(sides) < 2:
         return None
-    variances = [error * error for _, error in sides]
-    total = math.fsum(variances)
-    rest = math.fsum(variance * variance / (n - 1) for variance, (n, _) in zip(variances, sides, strict=True))
+    errors = [(sd / math.sqrt(n), n) for sd, n in sides]
+    total = math.fsum(error * error for error, _ in errors)
+    rest = math.fsum((error * error) * (error * error) / (n - 1) for error, n in errors)
     return RatioDifference(
         estimate=math.log(new.ratio) - math.log(old.ratio),
         error=math.sqrt(total),
@@ -112,7 +109,3 @@ def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
         df=max(1, math.floor(total * total / rest + 1e-9)) if rest else 1,
         n=max(old.n, new.n),
     )
-
-
-def _standard_error(effect: Effect) -> float | None:
-    return None if effect.sd_log is None or effect.n < 2 else effect.sd_log / math.sqrt(effect.n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 from rlk_repro.analysis.transport import find_network
 from rlk_repro.base.files import load_record
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.logs.ops import read_ops
+from rlk_repro.logs.ops import read_decisions
 from rlk_repro.operators import COMPILED_LOGP
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.manifest import Manifest, load_manifests
@@ -22,28 +21,20 @@ PACKAGE_TREE: Final = "package_tree"
 SOURCES: Final = "sources"
 DECISIONS: Final = "decisions"
 IMPLEMENTATION: Final = "implementation"
+VERSION: Final = "version"
+UNKNOWN: Final = "unversioned"
 MISSING: Final = "not recorded"
-NOT_YET: Final = "not recorded by this older format"
-# An operator's version, like ``0.1.0 at 202f0e30e567 (registry), held against X``, where X computes the old log-probs.
-_VERSION: Final = re.compile(
-    r"(?P<version>.*?)(?: at (?P<commit>[0-9a-f]{7,40}))?(?: \((?P<registry>[^()]*)\))?"
-    r"(?:, held against (?P<reference>.*))?",
-    re.DOTALL,
-)
-_UNKNOWN: Final = frozenset({None, "unversioned"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
     """The code that ran; ``sources`` maps each module to hashes of its Python files; no hash if none is recorded.
 
-    ``decisions`` holds the implementation and the version of each operator that served. ``is_early`` marks a
-    bundle of an early format, which has no hashes of modules.
+    ``decisions`` holds the implementation and the version of each operator that served.
     """
 
     sources: Mapping[str, frozenset[str]]
     decisions: Mapping[str, frozenset[tuple[str, str]]]
-    is_early: bool = False
     networks: frozenset[str] = frozenset()
 
 
@@ -51,7 +42,8 @@ def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
     """Read which code ran: from the libraries that the ranks loaded, else from the manifests of their nodes."""
     folders = [run_dir.trial(trial.name) for trial in plan.trials]
     decisions = _read_decisions(folders)
-    records = [record for folder in folders for record in _read_libraries(folder)]
+    paths = [path for folder in folders for path in sorted(folder.libraries.glob("*.json"))]
+    records = [record for record in map(load_record, paths) if record]
     loaded = [_read_sources(record) for record in records]
     manifests = load_manifests(run_dir)
     needed = set(plan.run.workload.modules) & set(SECTIONS)
@@ -60,9 +52,6 @@ def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
     return Identity(
         sources={module: _collect(module, loaded, manifests) for module in sorted(needed)},
         decisions=decisions,
-        is_early=bool(records)
-        and not any(SOURCES in record for record in records)
-        and not any(path.endswith(f".{PACKAGE_TREE}") for manifest in manifests for path, _ in manifest.facts()),
         networks=frozenset(filter(None, map(find_network, records))),
     )
 
@@ -70,14 +59,10 @@ def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
 def _read_decisions(folders: Sequence[TrialDir]) -> dict[str, frozenset[tuple[str, str]]]:
     found: dict[str, set[tuple[str, str]]] = {}
     for folder in folders:
-        for item in (item for rank in read_ops(folder).ranks for item in rank.decisions):
+        for item in read_decisions(folder):
             if item.is_served:
                 found.setdefault(item.op, set()).add((item.implementation, item.version))
     return {op: frozenset(resolved) for op, resolved in sorted(found.items())}
-
-
-def _read_libraries(folder: TrialDir) -> Iterator[Mapping[str, Any]]:
-    return filter(None, map(load_record, sorted(folder.libraries.glob("*.json"))))
 
 
 def _read_sources(record: Mapping[str, Any]) -> Mapping[str, str]:
@@ -99,7 +84,7 @@ def _read_package_tree(module: str, manifest: Manifest) -> str | None:
 
 
 def compare_identities(old: Identity, new: Identity) -> list[Finding]:
-    """Return a blocking finding for different values; a missing value gives a warning, or info for an early format."""
+    """Return a blocking finding for different values, and a warning for a missing value."""
     return [*_compare_sources(old, new), *_compare_decisions(old, new), *_compare_networks(old, new)]
 
 
@@ -125,13 +110,13 @@ def _compare_sources(old: Identity, new: Identity) -> Iterator[Finding]:
     for module in sorted(old.sources.keys() | new.sources.keys()):
         was, now = (side.sources.get(module, frozenset()) for side in (old, new))
         if not was or was != now:
-            yield _describe(f"{SOURCES}.{module}", (old, was), (new, now))
+            yield _describe(f"{SOURCES}.{module}", was, now)
 
 
 def _compare_networks(old: Identity, new: Identity) -> Iterator[Finding]:
     """Bundles of one node and older bundles record no network."""
     if old.networks and new.networks and old.networks != new.networks:
-        yield _describe("transport", (old, old.networks), (new, new.networks))
+        yield _describe("transport", old.networks, new.networks)
 
 
 def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
@@ -140,24 +125,19 @@ def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
     for op in sorted(old.decisions.keys() | new.decisions.keys()):
         where = f"{DECISIONS}.{op}"
         if op not in old.decisions or op not in new.decisions:
-            names = (", ".join(sorted(name for name, _ in side.decisions.get(op, ()))) or "none" for side in (old, new))
-            yield Finding(Level.BLOCKING, where, *names)
+            was, now = (frozenset(name for name, _ in side.decisions.get(op, ())) for side in (old, new))
+            yield Finding(Level.BLOCKING, where, ", ".join(sorted(was)) or "none", ", ".join(sorted(now)) or "none")
             continue
-        for field in (IMPLEMENTATION,) if has_same_files else (IMPLEMENTATION, *_VERSION.groupindex):
-            was, now = (_read_field(field, side.decisions[op]) for side in (old, new))
+        for place, field in enumerate((IMPLEMENTATION,) if has_same_files else (IMPLEMENTATION, VERSION)):
+            was, now = (_list_known(item[place] for item in side.decisions[op]) for side in (old, new))
             if was != now:
-                yield _describe(f"{where}.{field}", (old, was), (new, now))
+                yield _describe(f"{where}.{field}", was, now)
 
 
-def _read_field(field: str, resolved: Iterable[tuple[str, str]]) -> frozenset[str]:
-    if field == IMPLEMENTATION:
-        return frozenset(name for name, _ in resolved)
-    found = (match[field] for _, version in resolved if (match := _VERSION.fullmatch(version)))
-    return frozenset(value for value in found if value not in _UNKNOWN)
+def _list_known(values: Iterable[str]) -> frozenset[str]:
+    return frozenset(value for value in values if not value.startswith(UNKNOWN))
 
 
-def _describe(where: str, *sides: tuple[Identity, frozenset[str]]) -> Finding:
-    lacking = [side for side, values in sides if not values]
-    level = Level.INFO if all(side.is_early for side in lacking) else Level.WARNING
-    texts = (", ".join(sorted(values)) or (NOT_YET if side.is_early else MISSING) for side, values in sides)
-    return Finding(level if lacking else Level.BLOCKING, where, *texts)
+def _describe(where: str, was: frozenset[str], now: frozenset[str]) -> Finding:
+    texts = (", ".join(sorted(values)) or MISSING for values in (was, now))
+    return Finding(Level.BLOCKING if was and now else Level.WARNING, where, *texts)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro import __version__
 from rlk_repro.analysis.analyse import analyse
-from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, shorten
+from rlk_repro.base.errors import BundleUnreadable, shorten
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, parse_json, read_limited
-from rlk_repro.base.findings import Finding, Level
-from rlk_repro.bundle.seal import is_folder, open_bundle
-from rlk_repro.bundle.verify import verify
+from rlk_repro.base.findings import Finding, Level, refuse_blocking
+from rlk_repro.bundle.seal import is_folder
+from rlk_repro.bundle.verify import open_verified
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import SECTION, probe_source
 from rlk_repro.report import Context
@@ -30,16 +32,21 @@ from rlk_repro.submit.finishing import report_context
 _OUR_CODE: Final = ("version", "package_tree", "commit")
 
 
-def require_intact(source: Path) -> str | None:
-    """Return the bundle's id, or None without a seal; raise CheckFailed if a file differs from the seal."""
-    verification = verify(source)
-    if verification.bundle_id is None:
-        return None
-    refuse_blocking(verification.findings)
-    return verification.bundle_id
+@contextmanager
+def open_intact(source: Path) -> Iterator[tuple[RunDir, str | None]]:
+    """Yield a run's files with the bundle's id, or None without a seal; a file that differs from the seal is refused.
+
+    Raises:
+        CheckFailed: the bundle was sealed and has been changed.
+    """
+    with open_verified(source) as (run_dir, verification):
+        if verification.bundle_id is not None:
+            refuse_blocking(verification.findings, CHANGED, under="bundle: ")
+        yield run_dir, verification.bundle_id
 
 
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
+CHANGED: Final = "differs from what was sealed"
 CONTRADICTS: Final = "has records that contradict each other (rlk-repro report names them)"
 
 
@@ -65,17 +72,6 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
     return lines
 
 
-def refuse_blocking(findings: Iterable[Finding], what: str = "differs from what was sealed") -> None:
-    """Raise CheckFailed that names every blocking finding."""
-    problems = [
-        Problem(f"bundle: {item.where}", what, got=item.found, expected=item.expected)
-        for item in findings
-        if item.level is Level.BLOCKING
-    ]
-    if problems:
-        raise CheckFailed(*problems)
-
-
 def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     """Analyse a bundle's logs; return the analysis, and the context that a report shows beside it.
 
@@ -85,8 +81,7 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     Raises:
         CheckFailed: the bundle was sealed and has been changed.
     """
-    bundle_id = require_intact(source)
-    with open_bundle(source, bundle_id) as run_dir:
+    with open_intact(source) as (run_dir, bundle_id):
         return read_result(run_dir, source, bundle_id, is_linked=is_linked)
 
 
@@ -132,14 +127,21 @@ def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
 
 
 def _is_by_another_version(run_dir: RunDir) -> bool:
-    here = {**probe_source(OURSELVES, os.environ, {}), "version": __version__}
-    recorded = [manifest.sections.get("code", {}).get("rlk_repro") for manifest in load_manifests(run_dir)]
-    return any(
-        isinstance(was, str) and isinstance(now, str) and was != now
-        for facts in recorded
-        if isinstance(facts, dict)
-        for was, now in ((facts.get(name), here.get(name)) for name in _OUR_CODE)
-    )
+    here = _describe_own_code()
+    for manifest in load_manifests(run_dir):
+        facts = manifest.sections.get("code", {}).get("rlk_repro")
+        if not isinstance(facts, dict):
+            continue
+        for name in _OUR_CODE:
+            was, now = facts.get(name), here.get(name)
+            if isinstance(was, str) and isinstance(now, str) and was != now:
+                return True
+    return False
+
+
+@cache
+def _describe_own_code() -> dict[str, Any]:
+    return {**probe_source(OURSELVES, os.environ, {}), "version": __version__}
 
 
 def _read_sealed(run_dir: RunDir) -> bytes:

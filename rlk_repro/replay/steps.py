@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from rlk_repro.analysis.analyse import analyse
-from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecError
+from rlk_repro.base.errors import CheckFailed, Problem, SpecError
 from rlk_repro.base.files import read_limited, sha256_file
-from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.findings import Finding, Level, refuse_blocking
 from rlk_repro.base.yamlfile import MAX_BYTES as MAX_YAML_BYTES
-from rlk_repro.bundle.seal import open_bundle
-from rlk_repro.bundle.verify import verify
+from rlk_repro.bundle.verify import open_verified
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, load_parts
 from rlk_repro.probes.node import PROBES, probe_node
 from rlk_repro.replay.compare import Comparison, compare_analyses
 from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
-from rlk_repro.replay.recorded import find_difference, has_same_bytes, refuse_blocking
+from rlk_repro.replay.recorded import CHANGED, find_difference, has_same_bytes
 from rlk_repro.rundir.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
@@ -29,12 +28,14 @@ from rlk_repro.rundir.store import has_submitted
 from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import Loaded
+from rlk_repro.spec.values import BASELINE
 from rlk_repro.submit import finishing, planning, sending
 from rlk_repro.submit.authored import find_rewritten
 from rlk_repro.submit.site import LOCAL, resolve_profile
 from rlk_repro.submit.stage import AuthorFiles
 from rlk_repro.workloads import list_run_folders
 from rlk_repro.workloads.checkouts import trainer_path
+from rlk_repro.workloads.environment import find_checkouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +89,19 @@ def reanalyse(bundle: Path) -> Recorded:
     Raises:
         CheckFailed: a file was changed, the logs give another analysis, or the author's files give another plan.
     """
-    verification = verify(bundle)
-    refuse_blocking(verification.findings)
-    with open_bundle(bundle, verification.bundle_id) as run_dir:
-        analysis = _require_same_analysis(run_dir)
+    with open_verified(bundle) as (run_dir, verification):
+        refuse_blocking(verification.findings, CHANGED, under="bundle: ")
+        analysis = analyse(run_dir)
+        difference = find_difference(run_dir, analysis)
+        if difference is not None:
+            where = f"bundle: {run_dir.analysis.relative_to(run_dir.root)}"
+            what = f"differs from the values computed from the logs ({difference})"
+            hint = "the logs, the analysis or rlk-repro itself was changed"
+            raise CheckFailed(Problem(where, what, expected="the same bytes", hint=hint))
         plan = Plan.load(run_dir.plan)
         inputs = _read_inputs(run_dir)
-        refuse_blocking(find_rewritten(plan, run_dir), "differs from the bundled files and the recorded flags")
+        what = "differs from the bundled files and the recorded flags"
+        refuse_blocking(find_rewritten(plan, run_dir), what, under="bundle: ")
         return Recorded(
             bundle_id=sha256_file(run_dir.checksums),
             plan=plan,
@@ -125,20 +132,19 @@ def prepare(
         plan, lost = _fit_here(plan)
         with trainer_path(plan):
             drift = (*lost, *_find_drift(recorded, probe_node("here")))
-    rendered = planning.render(plan, inputs, nodes=nodes)
-    parts, missing = _find_parts_drift(recorded, rendered), tuple(_find_missing(recorded))
+    rendered = planning.render(plan, inputs, nodes=nodes, is_own=recorded.is_own)
+    parts: tuple[Finding, ...] = ()
+    if not get_backend(plan.cluster).IS_REMOTE:  # this machine cannot see the prepared files of a remote cluster
+        parts = tuple(diff_contents(recorded.parts, find_parts(list_run_folders(plan, rendered.run_dir))))
+    missing = tuple(_find_missing(recorded))
     return PreparedReplay(recorded=recorded, launch=rendered, drift=drift, parts=parts, missing=missing)
 
 
 def check_drift(drift: tuple[Finding, ...], *, is_accepted: bool) -> None:
     """Raise CheckFailed if this machine has blocking differences and the user did not accept them."""
-    blocking = [item for item in drift if item.level is Level.BLOCKING]
-    if blocking and not is_accepted:
-        problems = [Problem(item.where, "differs from the recorded machine", got=item.found, expected=item.expected)
-                    for item in blocking]  # fmt: skip
+    if not is_accepted:
         hint = "--yes runs the replay anyway; the comparison will list the differences"
-        last = dataclasses.replace(problems[-1], hint=hint)
-        raise CheckFailed(*problems[:-1], last)
+        refuse_blocking(drift, "differs from the recorded machine", hint=hint)
 
 
 def require_consent(*, is_accepted: bool) -> None:
@@ -161,13 +167,6 @@ def run(
     code = compare_identities(prepared.recorded.identity, read_identity(launched.run_dir, prepared.launch.plan))
     margin, drift = prepared.recorded.plan.run.measure.replay_margin, prepared.known_drift
     return compare_analyses(_translate(prepared), result.analysis, drift=drift, code=code, margin=margin), result
-
-
-def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Finding, ...]:
-    """This machine cannot see the prepared files of a remote cluster."""
-    if get_backend(here.plan.cluster).IS_REMOTE:
-        return ()
-    return tuple(diff_contents(recorded.parts, find_parts(list_run_folders(here.plan, here.run_dir))))
 
 
 def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
@@ -208,34 +207,15 @@ def _find_missing(recorded: Recorded) -> Iterator[Finding]:
 
 def _find_drift(recorded: Recorded, here: Manifest) -> tuple[Finding, ...]:
     found = diff_manifests(recorded.manifests[0], here) if recorded.manifests else []
-    own_commits = {RL_KERNEL.module} if recorded.plan.run.rl_kernel.commits is not None else set()
-    return (*found, *find_source_drift(recorded.identity, here, found, own_commits))
-
-
-def _require_same_analysis(run_dir: RunDir) -> Analysis:
-    analysis = analyse(run_dir)
-    difference = find_difference(run_dir, analysis)
-    if difference is not None:
-        name = run_dir.analysis.relative_to(run_dir.root)
-        raise CheckFailed(
-            Problem(
-                f"bundle: {name}",
-                f"differs from the values computed from the logs ({difference})",
-                expected="the same bytes",
-                hint="the logs, the analysis or rlk-repro itself was changed",
-            )
-        )
-    return analysis
+    own = {RL_KERNEL.module} if recorded.plan.run.rl_kernel.commits is not None else set()
+    own |= {source.module for source in find_checkouts(recorded.plan, BASELINE)}
+    return (*found, *find_source_drift(recorded.identity, here, found, own))
 
 
 def _read_inputs(run_dir: RunDir) -> AuthorFiles:
-    try:
-        return AuthorFiles(
-            run=read_limited(run_dir.run_yaml, MAX_YAML_BYTES),
-            stack=read_limited(run_dir.stack_yaml, MAX_YAML_BYTES),
-            hardware=read_limited(run_dir.hardware_yaml, MAX_YAML_BYTES),
-            profile=read_limited(run_dir.profile_yaml, MAX_YAML_BYTES),
-        )
-    except OSError as error:
-        name = Path(str(error.filename)).name
-        raise BundleUnreadable(Problem(f"bundle: {name}", "missing", expected="the author's file")) from None
+    return AuthorFiles(
+        run=read_limited(run_dir.run_yaml, MAX_YAML_BYTES),
+        stack=read_limited(run_dir.stack_yaml, MAX_YAML_BYTES),
+        hardware=read_limited(run_dir.hardware_yaml, MAX_YAML_BYTES),
+        profile=read_limited(run_dir.profile_yaml, MAX_YAML_BYTES),
+    )

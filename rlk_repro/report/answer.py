@@ -11,7 +11,7 @@ from rlk_repro.analysis.memory import MemoryWord, judge_memory
 from rlk_repro.analysis.verdict import TOO_NOISY, is_mean_elsewhere
 from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level
-from rlk_repro.base.resources import list_names, run_folders
+from rlk_repro.base.resources import data_dir, list_names, run_folders
 from rlk_repro.base.units import MINUS, count, find_decimals, format_change, format_interval, format_number
 from rlk_repro.operators import RL_KERNEL, TITLES
 from rlk_repro.report.blocks import Tone
@@ -61,13 +61,6 @@ MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""
 OF_SIZE: Final = ((), ("measure.pairs",), ("measure.sessions",))
 """Overrides that a proposed run of another size replaces: none, or the size alone."""
-
-
-def describe_subject(view: View) -> str:
-    """Return what is compared, like ``RL-Kernel enabled against baseline``."""
-    if not view.has_variants:
-        return "Operators, one by one"
-    return f"{view.analysis.switch or 'RL-Kernel'} enabled against {describe_baseline(view)}"
 
 
 def describe_baseline(view: View) -> str:
@@ -241,7 +234,7 @@ def suggest_next(view: View, bundle: str) -> str:
     if did_not_run(analysis) and analysis.serving == TITLES[RL_KERNEL]:
         if any(trial.proof is ProofStatus.NATIVE for trial in analysis.trials):
             return f"rlk-repro report {bundle} --summary  # RL-Kernel is installed, but its kernels run only on a GPU"
-        if analysis.run == "demo":
+        if analysis.run == "demo" and (data_dir("jobs").parent / "Makefile").is_file():
             return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
         return "rlk-repro doctor  # whether RL-Kernel is installed on this machine"
     if word is VerdictWord.NOT_COMPARABLE:

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rlk_repro.analysis.memory import judge_memory
-from rlk_repro.base.units import count, find_decimals, format_change, format_interval, format_number
+from rlk_repro.base.units import find_decimals, format_change, format_interval
 from rlk_repro.report.blocks import Facts, make_facts
-from rlk_repro.report.labels import NOT_RECORDED
 from rlk_repro.report.operators import describe_operators
 from rlk_repro.report.view import View
-from rlk_repro.rundir.results import Analysis, Effect, PairStatus, ProofStatus, count_gates
+from rlk_repro.rundir.results import Analysis, Effect, ProofStatus
 from rlk_repro.statistics.crossover import MIN_SESSIONS
 from rlk_repro.statistics.power import MIN_PAIRS, smallest_effect
 from rlk_repro.workloads.differences import describe_differences
@@ -30,21 +29,9 @@ def describe_basis(view: View) -> Facts:
 def _describe_speed(view: View) -> Iterator[tuple[str, str]]:
     analysis = view.analysis
     effect = analysis.effect(view.primary)
-    yield view.metric(view.primary).label, describe_effect(effect, analysis.unit)
-    yield "threshold", describe_threshold(analysis)
     if seen := describe_sensitivity(analysis, effect and (view.widen(effect) or effect)):
         yield "sensitivity", seen
     yield "memory", judge_memory(analysis).sentence
-    yield f"{analysis.unit}s", describe_pairs(analysis)
-    yield "gates", count_gates(analysis.gates)
-
-
-def describe_effect(effect: Effect | None, unit: str) -> str:
-    """Return an effect like ``−4.90 % (95 % interval −5.93 to −3.85 %, n = 6 pairs)``."""
-    if effect is None or effect.ratio is None:
-        return NOT_RECORDED if effect is None else f"no comparison (n = {count(effect.n, unit)})"
-    interval = f"{describe_confidence(effect)} interval {describe_interval(effect)}"
-    return f"{describe_change(effect)} ({interval}, n = {count(effect.n, unit)})"
 
 
 def describe_change(effect: Effect) -> str:
@@ -61,16 +48,6 @@ def describe_confidence(effect: Effect) -> str:
     return f"{effect.confidence * 100:g} %"
 
 
-def describe_threshold(analysis: Analysis) -> str:
-    verdict, floor = analysis.verdict, analysis.noise_floor
-    size = f"{format_number(verdict.threshold * 100, 3)} %"
-    controls = f"the noise floor of {floor.n} control {analysis.unit}s"
-    if floor.fraction is not None and verdict.threshold > verdict.smallest_effect:
-        return f"{size}, {controls}"
-    rest = "" if analysis.is_crossover else "; the noise floor was not measured"
-    return f"{size}, the smallest effect of interest{rest if floor.fraction is None else f'; {controls} is lower'}"
-
-
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
     least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
     if effect is None or not effect.sd_log or effect.n < least:
@@ -79,21 +56,8 @@ def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
     seen = smallest_effect(effect.n, spread_pct, threshold_pct, 1 - effect.confidence, least=least)
     if seen is None:
         return f"no speed-up can be detected: {analysis.unit} effects have a standard deviation of {spread_pct:.3g} %"
-    found = f"{effect.n} {analysis.unit}s whose effects have a standard deviation of {spread_pct:.3g} %"
-    return f"{found} reliably detect a speed-up of {seen * 100:.3g} % or more"
-
-
-def describe_pairs(analysis: Analysis) -> str:
-    compared = Counter(pair.status for pair in analysis.pairs if not pair.is_control)
-    counts = [f"{compared[status]} {status}" for status in PairStatus]
-    if analysis.is_crossover:
-        scored = {pair.pair for pair in analysis.pairs if pair.is_counted}
-        blocks = [block for block in analysis.blocks if block.session in scored and not block.is_control]
-        num_blocks = sum(not block.reason for block in blocks)
-        return f"{', '.join(counts)} (planned {analysis.num_pairs_planned}); counted blocks: {num_blocks}"
-    counts.append(f"{sum(pair.is_control for pair in analysis.pairs)} control")
-    num_planned, num_control = analysis.num_pairs_planned, analysis.num_control_pairs_planned
-    return f"{', '.join(counts)} (planned pairs: {num_planned} to compare variants, {num_control} as control)"
+    noise = f"with this noise (standard deviation {spread_pct:.3g} %)"
+    return f"{noise}, {effect.n} {analysis.unit}s detect a speed-up of {seen * 100:.3g} % in 9 of 10 runs"
 
 
 def _describe_proof(analysis: Analysis) -> str:

@@ -21,12 +21,16 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TableCell:
-    """A text; the page links ``text`` to ``target``, shows ``note`` in small type and sets the id ``anchor``."""
+    """A text; the page links ``text`` to ``target``, shows ``note`` in small type and sets the id ``anchor``.
+
+    ``svg`` is a drawing, which the page shows below the text.
+    """
 
     text: str
     note: str = ""
     target: str = ""
     anchor: str = ""
+    svg: str = ""
     is_code: bool = False
     tone: Tone = Tone.PLAIN
 

@@ -89,10 +89,10 @@ def make_checks(view: View) -> Section:
     blocks: list[Block] = [
         Text(text="A check compares what two engines compute from the same tokens; the contract sets the bounds."),
         *(Text(text=f"{name}: {view.analysis.serving} {NOT_RUN}") for name in idle),
-        *([Bullets(items=tuple(names))] if names else []),
-        _count_words(checks),
-        _list_checks(checks),
     ]
+    if names:
+        blocks.append(Bullets(items=tuple(names)))
+    blocks += [_count_words(checks), _list_checks(checks)]
     return Section(key=KEY, title=TITLE, blocks=tuple(blocks), summary=True)
 
 

@@ -16,11 +16,11 @@ WIDTH: Final = 440
 SHAPES: Final = {"baseline": "circle", "enabled": "triangle"}
 LEFT: Final = 62
 RIGHT: Final = WIDTH - 10
-TOP: Final = 50
+TOP: Final = 54
 BOTTOM: Final = 256
 HEIGHT: Final = 300
 LEGEND_Y: Final = 12
-LEGEND_STEP: Final = 150
+LEGEND_STEP: Final = 168
 UNIT_Y: Final = 30
 MAX_DRAWABLE: Final = 1e300
 MAX_PLAIN_POWER: Final = 4
@@ -180,10 +180,6 @@ def variant_class(trial: TrialResult) -> str:
 
 def describe_start(scale: Scale) -> str:
     return "The axis starts at 0." if scale.low == 0 else "The axis does not start at 0."
-
-
-def describe_absence(trial: TrialResult) -> str:
-    return f"{trial.name}: {trial.status}{f', {trial.reason}' if trial.reason else ''}"
 
 
 def is_drawable(value: float | None) -> TypeGuard[float]:

@@ -1,4 +1,4 @@
-"""Show the origin of every number: for each metric the summaries of trials, the pairs and every step's log line."""
+"""Show the origin of every number: for each metric the summaries of trials and every step's log line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from rlk_repro.report.blocks import Column, Details, Row, Section, Table, TableCell, Text, Tone, make_table
-from rlk_repro.report.labels import NOT_RECORDED, start_sentence
-from rlk_repro.report.results import make_pair_cells
+from rlk_repro.report.labels import NOT_RECORDED
 from rlk_repro.report.view import View, describe_lines, describe_source
 from rlk_repro.rundir.results import Series, TrialResult
 
 MAX_VALUES: Final = 40_000
 """Largest number of per-step values on a page; above this number, each metric lists only its first steps."""
-ABOUT: Final = "On the page, every metric has the trials' summaries, the pairs, and every step with its log line."
+ABOUT: Final = "On the page, every metric has the trials' summaries, and every step with its log line."
 
 
 def make_evidence(view: View) -> Section:
@@ -21,7 +20,7 @@ def make_evidence(view: View) -> Section:
         Details(
             title=view.metric(metric).named,
             anchor=view.metric_anchor(metric),
-            blocks=(_trial_table(view, metric), _pair_table(view, metric), _step_table(view, metric)),
+            blocks=(_trial_table(view, metric), _step_table(view, metric)),
         )
         for metric in view.metrics
         if metric in view.recorded
@@ -50,16 +49,6 @@ def _trial_row(view: View, metric: str, trial: TrialResult) -> Row:
         shown = [view.metric(metric).format(value, f"n/a (n={item.n})") for value in values]
         cells = [str(item.n), *shown, str(item.num_outliers)]
     return TableCell(text=trial.name, target=f"#{view.trial_anchor(trial.name)}", is_code=True), *cells, log
-
-
-def _pair_table(view: View, metric: str) -> Table:
-    numbers = ("first", "second", "change")
-    rows = []
-    for pair in view.analysis.pairs:
-        kind = "control" if pair.is_control else "comparison"
-        rows.append((pair.pair, kind, pair.status.value, *make_pair_cells(view, pair, metric)))
-    unit = view.analysis.unit
-    return make_table(unit, "kind", "status", *numbers, rows=rows, numbers=numbers, title=f"{start_sentence(unit)}s")
 
 
 def _step_table(view: View, metric: str) -> Table:

@@ -10,13 +10,14 @@ from typing import Final
 from rlk_repro.base.files import write_text
 from rlk_repro.base.findings import has_blocking
 from rlk_repro.base.units import count, group
-from rlk_repro.report import HTML_NAME, write_report
+from rlk_repro.report import HTML_NAME
 from rlk_repro.report.answer import describe_words
 from rlk_repro.report.basis import describe_change, describe_interval
-from rlk_repro.report.blocks import Figure, Figures, Row, Section, Table, TableCell, Text, make_table
+from rlk_repro.report.blocks import Row, Section, Table, TableCell, Text, make_table
 from rlk_repro.report.checks import describe_agreement
-from rlk_repro.report.drawing import WIDTH, Scale, format_ticks, is_drawable, line, make_figure, marker, text
-from rlk_repro.report.html import render_page
+from rlk_repro.report.drawing import Scale
+from rlk_repro.report.forest import draw_cell, make_cell_scale
+from rlk_repro.report.html import render_html, render_page
 from rlk_repro.report.sections import SHOWN_HASH, choose_tone, find_commit, find_date
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.agreement import choose_word
@@ -27,15 +28,24 @@ from rlk_repro.workloads import find_words
 INDEX_NAME: Final = "index.html"
 ABOUT: Final = (
     "A row compares vime's GRPO training without RL-Kernel (baseline) and with it (enabled); a change below zero means "
-    "less time. Every figure was computed again from the logs of its bundle."
+    "less time. Every figure was computed again from the logs of its bundle. An interval is that of its machines; "
+    "rlk-repro combine says from three machines on what to expect of another one."
 )
-LEFT: Final = 210
-ROW: Final = 20
-TOP: Final = 8
-MAX_LABEL: Final = 27
 
-Entry = tuple[Analysis, Context]
-"""One row of the page: the analysis of a sealed bundle, so ``bundle_id`` of its context is never empty."""
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row of the page: a sealed bundle's analysis and its report, so ``context.bundle_id`` is never empty."""
+
+    analysis: Analysis
+    context: Context
+    report: str
+
+
+def make_entry(analysis: Analysis, context: Context) -> Entry:
+    """Render the report of one bundle; its commands name the bundle's file without its folder."""
+    bare = replace(context, bundle=Path(context.bundle).name, run_directory="")
+    return Entry(analysis=analysis, context=context, report=render_html(analysis, bare))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,31 +60,30 @@ class _Item:
 
 
 def write_index(entries: Sequence[Entry], folder: Path) -> Path:
-    """Write the page, and each report into a folder named after its bundle's id; return the page's path."""
-    for analysis, context in entries:
-        write_report(analysis, folder / context.bundle_id, replace(context, run_directory=""))
+    """Write the page, and each report into a folder named by its run and its bundle's id; return the page's path."""
+    for entry in entries:
+        write_text(folder / _link(entry.analysis, entry.context), entry.report)
     page = folder / INDEX_NAME
     write_text(page, render_index(entries))
     return page
 
 
 def render_index(entries: Sequence[Entry]) -> str:
-    ordered = sorted(entries, key=lambda item: (item[0].run, item[0].run_id, item[1].bundle_id))
-    items = list(_label([make_view(*entry) for entry in ordered]))
+    ordered = sorted(entries, key=lambda item: (item.analysis.run, item.analysis.run_id, item.context.bundle_id))
+    items = list(_label([make_view(entry.analysis, entry.context) for entry in ordered]))
     about = f"{count(len(items), 'bundle')}. {ABOUT}"
     sections = [Section(key="results", title="Results", blocks=(Text(text=about),))]
     by_hardware = group((_name_hardware(item.view.analysis), item) for item in items)
     for number, (hardware, found) in enumerate(sorted(by_hardware.items())):
         timed = group((find_words(item.view.analysis.workload).step, item) for item in found if item.effect is not None)
         for step, alike in timed.items():
-            key = f"{number}-{len(sections)}"
-            blocks = (Figures(figures=(_draw(alike, f"forest-{key}"),)), _make_table(alike))
-            sections.append(Section(key=f"hardware-{key}", title=f"{hardware}: {step}", blocks=blocks))
+            key, title = f"hardware-{number}-{len(sections)}", f"{hardware}: {step}"
+            sections.append(Section(key=key, title=title, blocks=(_make_table(alike),)))
         rest = [item for item in found if item.effect is None]
         if rest:
-            title = f"{hardware}: what compares no times"
+            title = f"{hardware}: other results"
             sections.append(Section(key=f"rest-{number}", title=title, blocks=(_make_rest(rest),)))
-    return render_page(sections)
+    return render_page(sections, script="index.js")
 
 
 def _name_hardware(analysis: Analysis) -> str:
@@ -119,25 +128,33 @@ def _list_traits(view: View) -> dict[str, str]:
 
 def _make_table(items: Sequence[_Item]) -> Table:
     names = ("what", "baseline", "enabled", "change", "95 % interval", "n", "machines", "verdict", "date", "bundle")
-    return make_table(*names, rows=[_make_row(item) for item in items], numbers=names[1:5], prose=("what", "verdict"))
+    x = make_cell_scale([item.effect for item in items if item.effect is not None])
+    return make_table(
+        *names, rows=[_make_row(item, x) for item in items], numbers=names[1:5], prose=("what", "verdict")
+    )
 
 
-def _make_row(item: _Item) -> Row:
+def _make_row(item: _Item, x: Scale) -> Row:
     view, effect = item.view, item.effect
     assert effect is not None
     analysis, metric = view.analysis, view.metric(view.primary)
     words = "; ".join([describe_words(analysis), *_list_doubts(view.context)])
     return (
-        TableCell(text=item.label, target=_link(view)),
+        TableCell(text=item.label, target=_link(analysis, view.context)),
         *(metric.show(view.mean(view.primary, variant), "–") for variant in (BASELINE, ENABLED)),
         describe_change(effect),
-        describe_interval(effect),
+        TableCell(text=describe_interval(effect), svg=draw_cell(effect, x)),
         count(effect.n, analysis.unit),
-        str(max(1, len(view.allocations))),
+        _count_machines(view),
         TableCell(text=words, tone=choose_tone(analysis)),
         find_date(analysis),
         TableCell(text=view.context.bundle_id[:SHOWN_HASH], is_code=True),
     )
+
+
+def _count_machines(view: View) -> str:
+    machines, plan = max(1, len(view.allocations)), view.context.plan
+    return str(machines) if plan is None or not plan.num_gpus else f"{machines} × {count(plan.num_gpus, 'GPU')}"
 
 
 def _make_rest(items: Sequence[_Item]) -> Table:
@@ -149,13 +166,13 @@ def _make_rest(items: Sequence[_Item]) -> Table:
             result = f"{choose_word(analysis.checks).value}: {describe_agreement(item.view)}"
         doubts = "".join(f"; {doubt}" for doubt in _list_doubts(item.view.context))
         bundle = TableCell(text=item.view.context.bundle_id[:SHOWN_HASH], is_code=True)
-        what = TableCell(text=item.label, target=_link(item.view))
+        what = TableCell(text=item.label, target=_link(analysis, item.view.context))
         rows.append((what, TableCell(text=f"{result}{doubts}", tone=tone), find_date(analysis), bundle))
     return make_table("what", "result", "date", "bundle", rows=rows, prose=("what", "result"))
 
 
-def _link(view: View) -> str:
-    return f"{view.context.bundle_id}/{HTML_NAME}"
+def _link(analysis: Analysis, context: Context) -> str:
+    return f"{analysis.run}-{context.bundle_id[:SHOWN_HASH]}/{HTML_NAME}"
 
 
 def _list_doubts(context: Context) -> Iterator[str]:
@@ -163,35 +180,3 @@ def _list_doubts(context: Context) -> Iterator[str]:
         yield "other measurement rules than the shipped run's"
     if has_blocking(context.findings):
         yield "records contradict each other"
-
-
-def _draw(items: Sequence[_Item], key: str) -> Figure:
-    """Draw the effects with their intervals, one below the other."""
-    effects = [(item, item.effect) for item in items]
-    ends = [0.0]
-    for _, effect in effects:
-        if effect is not None:
-            ends += [_change(value) for value in (effect.low, effect.ratio, effect.high) if is_drawable(value)]
-    air = 0.06 * (max(ends) - min(ends)) or 1.0
-    x = Scale(min(ends) - air, max(ends) + air, LEFT, WIDTH - 8)
-    bottom = TOP + ROW * len(items) + 6
-    ticks = x.ticks(5)
-    body = []
-    for tick, shown in zip(ticks, format_ticks(ticks), strict=True):
-        body.append(line(x(tick), TOP, x(tick), bottom, "zero" if abs(tick) < 1e-9 else "grid"))
-        body.append(text(x(tick), bottom + 17, shown, "tick", "middle"))
-    for number, (item, effect) in enumerate(effects):
-        y = TOP + ROW * (number + 0.5)
-        label = item.label if len(item.label) <= MAX_LABEL else f"{item.label[: MAX_LABEL - 1]}…"
-        body.append(text(LEFT - 8, y + 4, label, "tick", "end"))
-        if effect is None or not is_drawable(effect.ratio):
-            continue
-        if is_drawable(effect.low) and is_drawable(effect.high):
-            body.append(line(x(_change(effect.low)), y, x(_change(effect.high)), y, "interval"))
-        body.append(marker("diamond", x(_change(effect.ratio)), y, 4, "dot neutral", describe_change(effect)))
-    caption = "Change of the time of a step, enabled / baseline, in percent, with its 95 % interval. Rows are as below."
-    return make_figure(key, "Effects", caption, bottom + 24, body)
-
-
-def _change(ratio: float | None) -> float:
-    return 0.0 if ratio is None else 100 * (ratio - 1)

@@ -9,7 +9,7 @@ from typing import Final
 
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.units import GIB, format_number
-from rlk_repro.logs.metrics import METRICS, Better
+from rlk_repro.logs.metrics import METRICS
 from rlk_repro.rundir.results import Analysis, Summary
 
 NOT_RECORDED: Final = "not recorded"
@@ -87,16 +87,13 @@ _PRINTED: Final = {metric.name: metric for metric in METRICS}
 class Metric:
     """How a report names and writes one metric; all its values have the same unit and number of decimals.
 
-    ``factor`` converts seconds, bytes or joules to the unit. ``sources`` names the keys in the log; it is empty for a
-    metric from ops files.
+    ``factor`` converts seconds, bytes or joules to the unit.
     """
 
     label: str
     unit: str
     factor: float
     decimals: int
-    better: str
-    sources: str
 
     @property
     def title(self) -> str:
@@ -124,6 +121,8 @@ def clean(text: str) -> str:
 
 def prose(text: str) -> str:
     """Return one clean line in which no unit is separated from its number."""
+    if text.isascii() and text.isprintable() and " " not in text:  # a number, as nearly all cells of a page
+        return text
     return _UNITS.sub(NBSP, clean(text))
 
 
@@ -144,18 +143,13 @@ def make_metric(name: str, analysis: Analysis) -> Metric:
     summaries = (trial.summary(measured) for trial in analysis.trials)
     largest = max((abs(summary.mean) for summary in summaries if summary is not None), default=None)
     unit, factor = _choose_unit(measured, 1.0 if largest is None else largest)
-    better, sources = "lower" if unit else "", ""
     if printed is not None:
-        better = "" if printed.better is Better.NONE else printed.better.value
-        sources = (" and " if printed.formula else " or ").join(key for _, key in printed.sources)
         unit = unit or printed.unit
     return Metric(
         label=_LABELS_OF.get(analysis.workload, {}).get(name, label),
         unit=unit,
         factor=factor,
         decimals=SIGNIFICANT if largest is None else _decimals(largest * factor),
-        better=better,
-        sources=sources,
     )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rlk_repro.base.units import count, format_bytes, format_count, format_number, group, name_some
-from rlk_repro.report.blocks import Block, Figure, Row, Section, Table, TableCell, Text, Tone, make_table
-from rlk_repro.report.drawing import LEGEND_Y, WIDTH, Scale, is_drawable, line, make_figure, marker, text
+from rlk_repro.report.blocks import Block, Row, Section, Table, TableCell, Text, Tone, make_table
+from rlk_repro.report.drawing import is_drawable
 from rlk_repro.report.labels import NOT_RECORDED, format_fixed
 from rlk_repro.report.view import View, log_path
 from rlk_repro.rundir.operator_results import REFERENCE, OperatorCase, OperatorKind, OperatorResult, OperatorStatus
@@ -43,19 +43,8 @@ LEGEND: Final = (
     "deviation within a process. Extra memory is the peak during the calls minus the level before them. Error is the "
     "largest difference from float64 over the checked rows; a gradient's error is a fraction of its largest element. "
     "The column 'of floor' is the shortest possible time, from the bandwidth and the matrix rate that the same process "
-    "measured, divided by the median. 'repeats' says whether a second call gave the same bits. A profiler named the "
-    "kernels in one call of each case, after all timing."
+    "measured, divided by the median. 'repeats' says whether a second call gave the same bits."
 )
-ROW: Final = 22
-TOP: Final = 28
-LEFT: Final = 176
-RIGHT: Final = WIDTH - 14
-STYLES: Final = {
-    OperatorKind.FUSED: ("triangle", "dot enabled", "fused"),
-    OperatorKind.NATIVE: ("circle", "dot hollow", "native"),
-    OperatorKind.PEER: ("diamond", "dot other", "peer"),
-    OperatorKind.TRAINER: ("circle", "dot baseline", f"{REFERENCE} + entropy"),
-}
 
 
 def make_cells(view: View) -> Section:
@@ -64,18 +53,8 @@ def make_cells(view: View) -> Section:
     if not results:
         return Section(key="cells", title=title, blocks=(Text(text=f"Operators: {NOT_RECORDED}."),), summary=True)
     tables = [_make_table(view, case, found) for case, found in group((item.case, item) for item in results).items()]
-    blocks: list[Block] = [_make_overview(results), Text(text=INTRODUCTION), *tables, Text(text=LEGEND)]
+    blocks: list[Block] = [Text(text=INTRODUCTION), *tables, Text(text=LEGEND)]
     return Section(key="cells", title=title, blocks=tuple(blocks), summary=True)
-
-
-def _make_overview(results: Sequence[OperatorResult]) -> Table:
-    fused = [result for result in results if result.kind is OperatorKind.FUSED and find_speedup(result) is not None]
-    numbers = ("cases", TIMES)
-    rows: list[Row] = []
-    for (operator, name), found in group(((item.case.operator, item.implementation), item) for item in fused).items():
-        cells = [TableCell(text=text, is_code=True) for text in (operator, name)]
-        rows.append((*cells, str(len(found)), _show_range(map(find_speedup, found))))
-    return make_table("operator", "implementation of RL-Kernel", *numbers, rows=rows, numbers=numbers)
 
 
 def describe_speedups(results: Sequence[OperatorResult]) -> str:
@@ -174,70 +153,6 @@ def describe_operators(view: View) -> Iterator[tuple[str, str]]:
     cells = ", ".join(f"{counts[status]} {status}" for status in OperatorStatus if counts[status])
     num_cases = len({result.case for result in results})
     yield "measurements", f"{cells} (in {count(num_cases, 'case')})" if results else NOT_RECORDED
-    spreads = sorted(result.process_spread for result in results if result.process_spread is not None)
-    if spreads:
-        middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
-        number = len({trial.trial for result in results for trial in result.trials})
-        yield "processes", f"{number}; their medians differ by at most {middle} in half of the cases, {largest} in all"
     found = [result for result in results if result.implementation == REFERENCE]
-    passed = sum(result.status is OperatorStatus.PASSED for result in found)
-    if found and not passed:
+    if found and not any(result.status is OperatorStatus.PASSED for result in found):
         yield REFERENCE, f"not measured, so no speedup is known: {found[0].status} ({found[0].reason})"
-    else:
-        yield REFERENCE, f"measured in {passed} of {count(len(found), 'case')}" if found else "not in this run"
-
-
-def plot_speedups(view: View) -> tuple[Figure, ...]:
-    results = [result for result in view.analysis.operators if find_speedup(result) is not None]
-    by_operator = group((result.case.operator, result) for result in results)
-    return tuple(_plot_operator(place, *item) for place, item in enumerate(by_operator.items()))
-
-
-def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult]) -> Figure:
-    cases = list(group((result.case, result) for result in results).items())
-    shown = cases[:MAX_ROWS]
-    logs = [math.log2(speedup) for result in results if (speedup := find_speedup(result)) is not None]
-    x = Scale(min(-1.0, math.floor(min(logs))), max(1.0, math.ceil(max(logs))), LEFT, RIGHT)
-    bottom = TOP + ROW * len(shown) + 6
-    body = list(_draw_axis(x, bottom))
-    kinds = {result.kind for result in results}
-    for number, (shape, style, name) in enumerate(STYLES[kind] for kind in STYLES if kind in kinds):
-        body += [marker(shape, 5 + 80 * number, LEGEND_Y - 4, 4.5, style), text(16 + 80 * number, LEGEND_Y, name)]
-    for number, (case, found) in enumerate(shown):
-        body += _draw_row(case, found, x, TOP + ROW * (number + 0.5) + 3)
-    caption = (
-        "A mark is the speed of one implementation in one case: the geometric mean over its processes. The axis is "
-        f"logarithmic; a mark right of 1 is faster than {REFERENCE}'s own function. f is forward, f+b is forward and "
-        "backward; a percentage is the share of rows that are used."
-    )
-    if len(cases) > len(shown):
-        caption += f" The plot shows the first {len(shown)} of {len(cases)} cases."
-    title = f"{operator}: speed relative to {REFERENCE}"
-    return make_figure(f"plot-operator-{place}", title, caption, bottom + 40, body)
-
-
-def _draw_axis(x: Scale, bottom: float) -> Iterator[str]:
-    step = max(1, math.ceil((x.high - x.low) / 8))
-    for power in range(math.ceil(x.low), math.floor(x.high) + 1):
-        if power % step == 0:
-            yield line(x(power), TOP, x(power), bottom, "zero" if power == 0 else "grid")
-            yield text(x(power), bottom + 17, f"{2.0**power:g}", "tick", "middle")
-    yield text((LEFT + RIGHT) / 2, bottom + 36, f"speed relative to {REFERENCE}", "axis", "middle")
-
-
-def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y: float) -> Iterator[str]:
-    yield text(LEFT - 8, y + 4, _label(case), "tick", "end")
-    for result in sorted(results, key=lambda item: item.kind is OperatorKind.FUSED):  # the mark drawn last lies on top
-        speedup = find_speedup(result)
-        if speedup is not None and result.kind in STYLES:
-            shape, style, _ = STYLES[result.kind]
-            tip = f"{result.implementation}: {describe_speedup(result)} ({describe_case(case)})"
-            yield marker(shape, x(math.log2(speedup)), y, 4.5, style, tip)
-
-
-def _label(case: OperatorCase) -> str:
-    """Return a short label like ``9216×151936 bf16 50 % f+b``."""
-    sizes = [size for size in (case.num_tokens, case.hidden_size, case.vocab_size) if size is not None]
-    dtype = case.dtype.replace("bfloat", "bf").replace("float", "fp")
-    wanted = "" if case.density == 1 else f" {case.density * 100:.3g} %"
-    return f"{'×'.join(map(str, sizes))} {dtype}{wanted} {'f+b' if 'backward' in case.work else 'f'}"[:34]

@@ -5,12 +5,10 @@ Baseline is a circle and a solid line; enabled is a triangle and a dashed line.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from rlk_repro.base.units import group
 from rlk_repro.report.blocks import Figure
 from rlk_repro.report.checks import plot_drift
 from rlk_repro.report.drawing import (
@@ -22,12 +20,10 @@ from rlk_repro.report.drawing import (
     TOP,
     Scale,
     clip,
-    describe_absence,
     describe_start,
     draw_legend,
     draw_y_axis,
     is_drawable,
-    line,
     make_figure,
     make_scale,
     marker,
@@ -36,16 +32,14 @@ from rlk_repro.report.drawing import (
     text,
     variant_class,
 )
+from rlk_repro.report.forest import Drawn, draw_values
 from rlk_repro.report.labels import NOT_RECORDED, headline_value
-from rlk_repro.report.operators import plot_speedups
 from rlk_repro.report.stack import plot_parts
 from rlk_repro.report.view import View
-from rlk_repro.rundir.results import GateStatus, Series, Summary, TrialResult, TrialStatus
+from rlk_repro.rundir.results import GateStatus, Series, TrialResult
 from rlk_repro.schedule import SHADOW, Schedule, make_schedule
 from rlk_repro.statistics.stats import ABS_DIFF, PEAK_MEMORY, RAW_REWARD, STEP_TIME
 
-MANY: Final = 40
-MAX_TICK_LABELS: Final = 10
 PASSES_MEMORY: Final = "peak_memory_in_forward_only_bytes"
 ONE_POLICY: Final = "Both variants of a session train one policy in turn, so their values are one curve."
 
@@ -54,7 +48,7 @@ def make_figures(view: View) -> tuple[Figure, ...]:
     if view.analysis.microbatches:
         return plot_steps(view, PEAK_MEMORY), plot_steps(view, PASSES_MEMORY)
     if not view.is_comparison:
-        return (*plot_drift(view), *plot_speedups(view))
+        return tuple(plot_drift(view))
     return (
         plot_trials(view, STEP_TIME),
         plot_steps(view, STEP_TIME),
@@ -75,65 +69,31 @@ def _explain_absence(view: View, metric: str) -> Figure:
 
 
 def plot_trials(view: View, metric: str) -> Figure:
-    is_peak = metric.startswith("peak_")
-    key, title = f"plot-trials-{metric}", f"{'' if is_peak else 'Mean '}{view.metric(metric).label}, every trial"
-    title = title[:1].upper() + title[1:]
-    found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
-    points = [
-        (place, trial, item) for place, trial, item in found if item and all(map(is_drawable, _spread(metric, item)))
-    ]
-    if not points:
-        return Figure(key=key, title=title, caption=f"{view.metric(metric).title}: {NOT_RECORDED}.")
-    ends = [view.metric(metric).scale(end) for *_, item in points for end in _spread(metric, item)]
-    y = make_scale(ends, BOTTOM, TOP)
-    x = Scale(-0.5, len(found) - 0.5, LEFT, RIGHT)
-    body = [*draw_y_axis(y, view.metric(metric).named), *draw_legend(trial for _, trial, _ in points)]
-    body += _pair_axis(view, x)
-    for place, trial, summary in points:
-        body += _draw_trial(view, metric, x(place), y, trial, summary)
-    drawn_places = {place for place, *_ in points}
-    absent = [(place, trial) for place, trial, _ in found if place not in drawn_places]
-    body += [marker("cross", x(place), BOTTOM - 8, 4, "absent", describe_absence(trial)) for place, trial in absent]
-    steps = sorted({summary.n for _, _, summary in points})
-    what = "A point is the highest value of a trial's steps; its line reaches down to the lowest." if is_peak else (
-        "A point is the mean of a trial's scored steps; the line is ± 1 standard deviation of these steps."
-    )  # fmt: skip
-    caption = (
-        f"{what} n = {len(points)} trials of {' or '.join(map(str, steps))} scored steps. "
-        f"{describe_start(y)}{' A cross is a trial without a value.' if absent else ''}"
-    )
-    return make_figure(key, title, caption, HEIGHT, body)
-
-
-def _draw_trial(view: View, metric: str, x: float, y: Scale, trial: TrialResult, summary: Summary) -> list[str]:
-    value = headline_value(metric, summary)
-    low, high = (y(view.metric(metric).scale(end)) for end in _spread(metric, summary))
-    size = 4.5 if len(view.analysis.trials) <= MANY else 2.5
-    tip = f"{trial.name}: {view.metric(metric).show(value)}"
-    shape = SHAPES.get(trial.variant, "diamond")
-    return [
-        line(x, low, x, high, f"whisker {variant_class(trial)}"),
-        marker(shape, x, y(view.metric(metric).scale(value)), size, f"dot {variant_class(trial)}", tip),
-    ]
-
-
-def _spread(metric: str, summary: Summary) -> tuple[float, float]:
-    if metric.startswith("peak_"):
-        return summary.minimum, summary.maximum
-    spread = summary.stdev or 0.0
-    return summary.mean - spread, summary.mean + spread
-
-
-def _pair_axis(view: View, x: Scale) -> Iterator[str]:
-    places = group((trial.pair, place) for place, trial in enumerate(view.analysis.trials))
-    stride = math.ceil(len(places) / MAX_TICK_LABELS)
-    for number, (pair, found) in enumerate(places.items()):
-        if number % 2:
-            left, right = x(found[0] - 0.5), x(found[-1] + 0.5)
-            yield rect(left, TOP, right - left, BOTTOM - TOP, "band")
-        if number % stride == 0:
-            yield text((x(found[0]) + x(found[-1])) / 2, BOTTOM + 17, pair[:12], "tick", "middle")
-    yield text((LEFT + RIGHT) / 2, BOTTOM + 36, f"{view.analysis.unit}s, in the order they ran", "axis", "middle")
+    """Draw one row per trial: a mean with its standard deviation, or the highest value with the range below it."""
+    is_peak, label = metric.startswith("peak_"), view.metric(metric)
+    key, title = f"plot-trials-{metric}", f"{label.title if is_peak else f'Mean {label.label}'}, every trial"
+    rows, steps = [], set()
+    for trial in view.analysis.trials:
+        item = trial.summary(metric)
+        if item is None or not is_drawable(item.maximum):
+            continue
+        spread = item.stdev or 0.0
+        ends = (item.minimum, item.maximum) if is_peak else (item.mean - spread, item.mean + spread)
+        low, high = map(label.scale, ends)
+        value, shape = headline_value(metric, item), SHAPES.get(trial.variant, "diamond")
+        name, style = f"{trial.pair[:6]} {trial.variant}", f"dot {variant_class(trial)}"
+        shown = label.show(value)
+        rows.append(
+            Drawn(name=name, value=label.scale(value), low=low, high=high, shape=shape, style=style, text=shown)
+        )
+        steps.add(item.n)
+    if not rows:
+        return Figure(key=key, title=title, caption=f"{label.title}: {NOT_RECORDED}.")
+    what = "A mark is the highest value of a trial's steps; its line reaches down to the lowest."
+    if not is_peak:
+        what = "A mark is the mean of a trial's scored steps; the line is ± 1 standard deviation of these steps."
+    number = f"n = {len(rows)} trials of {' or '.join(map(str, sorted(steps)))} scored steps"
+    return draw_values(rows, key, title, f"{what} {number}.", label.named)
 
 
 def plot_steps(view: View, metric: str) -> Figure:
@@ -169,8 +129,6 @@ def plot_steps(view: View, metric: str) -> Figure:
         parts[0] = f"{ONE_POLICY} Circles are baseline, triangles are enabled."
     if areas:
         parts.append(f"The shaded steps are not compared: {', '.join(dict.fromkeys(name for *_, name in areas))}.")
-    if any(trial.status is not TrialStatus.OK for trial, _ in found):
-        parts.append("A cross marks where a trial ended early.")
     if not y.low <= min(values) <= max(values) <= y.high:
         what = "Unscored" if view.analysis.is_crossover else "Warm-up"
         parts.append(f"{what} steps with values beyond the axis are not shown.")
@@ -227,16 +185,12 @@ def _draw_series(
     view: View, metric: str, x: Scale, y: Scale, trial: TrialResult, series: Series, *, is_marked: bool = False
 ) -> Iterator[str]:
     stretch: list[tuple[float, float]] = []
-    last: tuple[float, float] | None = None
     for step, value in enumerate((*series.values, None)):
         if is_drawable(value):
-            last = (x(step), y(view.metric(metric).scale(value)))
-            stretch.append(last)
+            stretch.append((x(step), y(view.metric(metric).scale(value))))
         elif stretch:
             yield from _draw_stretch(stretch, trial, is_marked=is_marked)
             stretch = []
-    if last is not None and trial.status is not TrialStatus.OK:
-        yield marker("cross", *last, 4, "absent", describe_absence(trial))
 
 
 def _draw_stretch(points: Sequence[tuple[float, float]], trial: TrialResult, *, is_marked: bool) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Final
 from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level, sort_findings
 from rlk_repro.base.units import format_count, format_duration, group, name_some
+from rlk_repro.logs.vime import ACTORS, LogReject
 from rlk_repro.operators import OPERATORS
 from rlk_repro.report.answer import describe_baseline, describe_machines
 from rlk_repro.report.blocks import (
@@ -47,9 +48,10 @@ ELSEWHERE: Final = "This result says nothing about hardware, stacks, models, lan
 
 def make_trials(view: View) -> Section:
     label = view.metric(view.primary)
-    names = ("seed", "status", "steps", "duration", f"mean ({label.unit})", f"median ({label.unit})")
+    names = ("seed", "status", "steps", "duration", f"mean ({label.unit})")
     note = (
-        f"Trials are in the order that they ran. Mean and median are those of {label.label} over the scored steps. "
+        f"Trials are in the order that they ran. The mean is that of {label.label} over the scored steps; "
+        "'steps' counts all, also those of the warm-up and of control blocks, and a session's first steps of a period. "
         "Throttled is the share of telemetry samples in which heat or a fault slowed a device down; the power limit "
         f"does not count. The log of a trial is {log_path('<trial>')}."
     )
@@ -65,7 +67,6 @@ def make_trials(view: View) -> Section:
 
 def _trial_row(view: View, trial: TrialResult) -> Row:
     summary = trial.summary(view.primary)
-    mean, median = (summary.mean, summary.median) if summary else (None, None)
     proof = TableCell(text=trial.proof.value, tone=PROOF_TONES[trial.proof])
     return (
         TableCell(text=trial.name, anchor=view.trial_anchor(trial.name), is_code=True),
@@ -73,8 +74,7 @@ def _trial_row(view: View, trial: TrialResult) -> Row:
         TableCell(text=trial.status.value, tone=Tone.PLAIN if trial.status is TrialStatus.OK else Tone.BAD),
         f"{trial.num_steps_found} of {trial.num_steps_expected}",
         NOT_RECORDED if trial.duration_s is None else format_duration(trial.duration_s),
-        view.value_cell(view.primary, trial, mean),
-        view.value_cell(view.primary, trial, median),
+        view.value_cell(view.primary, trial, None if summary is None else summary.mean),
         proof if view.has_variants else "",
         NOT_RECORDED if trial.throttled_fraction is None else f"{trial.throttled_fraction * 100:.1f} %",
         view.file_cell(log_path(trial.folder), "log" if view.context.run_directory else ""),
@@ -85,7 +85,8 @@ def _trial_row(view: View, trial: TrialResult) -> Row:
 def _describe_rejects(trials: Iterable[TrialResult]) -> Iterator[str]:
     for trial in trials:
         for reason, count in sorted(trial.rejects.items()):
-            yield f"{trial.name}: {count} × {reason}"
+            known = f" than {' and '.join(ACTORS)}" if reason == LogReject.OTHER_ACTOR else ""
+            yield f"{trial.name}: {count} × {reason}{known}"
 
 
 def make_operators(view: View) -> Section:
@@ -222,18 +223,20 @@ def make_claims(view: View) -> Section:
 
 def make_commands(view: View) -> Commands:
     bundle = shlex.quote(view.context.bundle)
-    unpack = (f"mkdir check && tar xzf {bundle} -C check", "unpack into an empty folder; works without rlk-repro")
-    folder, first = (bundle, ()) if view.context.is_folder else ("check", (unpack,))
     again = (f"rlk-repro report {bundle}", "write this report again")
     if not view.context.is_sealed:
         return Commands(lines=(again,))
-    return Commands(
-        lines=(
-            *first,
-            (f"(cd {folder} && sha256sum -c --quiet SHA256SUMS)", "check every file; works without rlk-repro"),
-            (f"rlk-repro verify {bundle}", "check the bundle, its hashes and its manifests"),
-            (f"rlk-repro replay {bundle} --analyze-only", "compute this analysis again from the logs"),
-            (f"rlk-repro replay {bundle}", "run the same experiment again and compare"),
-            again,
-        )
-    )
+    folder, lines = bundle, []
+    if not view.context.is_folder:
+        folder = "check"
+        lines.append((f"mkdir check && tar xzf {bundle} -C check", "unpack it; works without rlk-repro"))
+    lines += [
+        (f"(cd {folder} && sha256sum -c --quiet SHA256SUMS)", "check every file; works without rlk-repro"),
+        (
+            f"rlk-repro replay {bundle} --analyze-only",
+            "check it, and compute this analysis again from its logs",
+        ),
+        (f"rlk-repro replay {bundle}", "run the same experiment again and compare"),
+        again,
+    ]
+    return Commands(lines=tuple(lines))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from statistics import mean
+from collections.abc import Sequence
 from typing import Final
 
-from rlk_repro.base.units import format_change, format_number, name_some
+from rlk_repro.base.units import format_change, format_number
 from rlk_repro.report.basis import describe_change, describe_confidence, describe_interval
 from rlk_repro.report.blocks import Block, Bullets, Row, Section, Table, TableCell, Text, Tone, make_table
 from rlk_repro.report.labels import NOT_RECORDED, number_or_dash, start_sentence
-from rlk_repro.report.view import View, describe_source
+from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Effect, Gate, GateStatus, NoiseFloor, PairResult, PairStatus, count_gates
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.stats import ENERGY, PEAK_MEMORY, STEP_TIME, to_ratio
@@ -76,18 +75,16 @@ def _show_means(view: View, name: str) -> list[str]:
 def _list_metrics(view: View, effects: Sequence[Effect], numbers: Sequence[str]) -> Table:
     """List every metric with its p values, also those that are no cost, such as the loss, and have no effect."""
     exact = "randomisation p" if view.analysis.is_crossover else "sign-flip p"
-    numbers, prose = (*numbers, BY_BLOCKS, "n", exact, "t p", "Holm p"), ("source", "note")
+    numbers = (*numbers, BY_BLOCKS, "n", exact, "t p", "Holm p")
     rows: list[Row] = [(*_effect_row(view, effect), *_statistics(view, effect)) for effect in effects]
     known = {effect.metric for effect in effects}
     for metric in view.metrics:
         if metric in view.recorded and metric not in known:
-            means = _show_means(view, metric)
             name = view.metric_cell(metric, view.metric(metric).label)
-            rows.append((name, *means, *[""] * 7, *_origin(view, metric), ""))
-    return make_table(
-        "metric", *numbers, "better", *prose, rows=rows, numbers=numbers, prose=prose, title="Every metric",
-        note=_explain(view, exact), is_folded=True,
-    )  # fmt: skip
+            rows.append((name, *_show_means(view, metric), *[""] * 8))
+    names, title = ("metric", *numbers, "note"), "Every metric"
+    note = _explain(view, exact)
+    return make_table(*names, rows=rows, numbers=numbers, prose=("note",), title=title, note=note, is_folded=True)
 
 
 def _statistics(view: View, effect: Effect) -> Row:
@@ -99,39 +96,24 @@ def _statistics(view: View, effect: Effect) -> Row:
         f"{_describe_p(effect.p_value)}{floor}",
         _describe_p(effect.p_t),
         _describe_p(effect.p_holm),
-        *_origin(view, effect.metric),
         effect.note,
     )
 
 
 def _explain(view: View, exact: str) -> str:
-    missing = [metric for metric in view.metrics if metric not in view.recorded]
     notes = [
         f"'t p' comes from a t test on the log ratios of n {view.analysis.unit}s, and 'Holm p' is corrected for the "
-        f"number of secondary metrics. '{exact}' is exact and two-sided; the smallest p that n allows is in brackets."
+        f"number of secondary metrics. '{exact}' is exact, two-sided and of the primary metric only; the smallest p "
+        "that n allows is in brackets."
     ]
-    if view.analysis.is_crossover:
-        notes.append(
-            f"'{exact}' is for the primary metric only, and for the hypothesis that RL-Kernel changes no block of any "
-            "session; where sessions differ, only the interval tells of their mean."
-        )
     if view.noise:
         notes.append(
             f"'{BY_BLOCKS}' is the half width that the noise of blocks alone gives. An interval that is narrower "
-            "owes its width to luck (docs/statistics.md)."
+            "owes its width to luck."
         )
     notes += [RATIO_KL] if "RL-Kernel" in view.analysis.serving else []
     notes += [] if all(map(view.is_comparable, view.metrics)) else [INSIDE_NOTE]
-    notes += [f"Not recorded: {', '.join(missing)}."] if missing else []
     return " ".join(notes)
-
-
-def _origin(view: View, metric: str) -> tuple[str, str]:
-    """Return which direction is better and where the log or the ops files hold the metric."""
-    label = view.metric(metric)
-    found = ((trial, trial.get_series(metric)) for trial in view.analysis.trials)
-    sources = {describe_source(trial, series) for trial, series in found if series is not None}
-    return label.better or "neither", label.sources or ", ".join(sorted(sources)) or "–"
 
 
 def _describe_p(value: float | None) -> str:
@@ -150,8 +132,9 @@ def make_gates(view: View) -> Section:
     )  # fmt: skip
     is_open = {GateStatus.FAILED, GateStatus.UNDECIDED, GateStatus.NOT_PLANNED}
     found = tuple(f"{gate.name}: {gate.shown.word}: {gate.detail}" for gate in gates if gate.shown in is_open)
-    blocks: list[Block] = [Text(text=f"{count_gates(gates)}."), *([Bullets(items=found)] if found else []), table]
-    return Section(key="gates", title="Gates", blocks=tuple(blocks), summary=True)
+    words = Text(text=f"{count_gates(gates)}.")
+    blocks: tuple[Block, ...] = (words, Bullets(items=found), table) if found else (words, table)
+    return Section(key="gates", title="Gates", blocks=blocks, summary=True)
 
 
 def _gate_row(view: View, gate: Gate) -> Row:
@@ -168,34 +151,33 @@ def _gate_row(view: View, gate: Gate) -> Row:
 
 
 def make_pairs(view: View) -> Section:
-    pairs = [pair for pair in view.analysis.pairs if not pair.is_control]
-    unit = view.analysis.unit
-    title = f"{start_sentence(unit)} by {unit}"
-    if not pairs:
-        return Section(key="pairs", title=title, blocks=(Text(text=f"No comparison {unit}."),))
-    tables = [_make_pair_table(view, pairs, BASELINE, ENABLED), *make_allocation_tables(view)]
-    if view.analysis.is_crossover:
-        tables += [_make_block_table(view), _make_percentiles(view)]
-    return Section(key="pairs", title=title, blocks=tuple(tables))
+    analysis = view.analysis
+    title = f"{start_sentence(analysis.unit)} by {analysis.unit}"
+    blocks: list[Block] = [Text(text=f"No comparison {analysis.unit}.")]
+    if analysis.pairs:
+        blocks = [_make_pair_table(view)]
+    if analysis.noise_floor.is_measured or not analysis.is_crossover:
+        blocks.append(Text(text=f"Noise floor: {describe_floor(analysis.noise_floor)}"))
+    return Section(key="pairs", title=title, blocks=tuple(blocks))
 
 
-def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second: str) -> Table:
+def _make_pair_table(view: View) -> Table:
     label, unit = view.metric(view.primary), view.analysis.unit
-    numbers = (*(f"{name} ({label.unit})" if label.unit else name for name in (first, second)), "change")
-    note = f"Values are medians of {label.label} over the scored steps. "
-    note += "The order says which of the two trials ran first."
+    suffix = f" ({label.unit})" if label.unit else ""
+    numbers = (f"{BASELINE}{suffix}", f"{ENABLED}{suffix}", "change")
+    note = f"Values are medians of {label.label} over the scored steps"
     if view.analysis.is_crossover:
-        note = note.partition(". ")[0] + (
-            ". A change is the Hodges-Lehmann estimate of the blocks' changes. In an order such as ABBA, A is baseline "
-            "and B is enabled."
-        )
+        note += "; a change is the Hodges-Lehmann estimate of the blocks' changes."
+    else:
+        note += "; a control pair has two baseline trials. The order says which trial ran first."
     rows: list[Row] = []
-    for pair in pairs:
+    for pair in view.analysis.pairs:
         status = TableCell(text=pair.status.value, tone=PAIR_TONES[pair.status])
         why = "; ".join(part for part in (pair.reason, pair.control_reason) if part)
-        rows.append((pair.pair, pair.order, status, *make_pair_cells(view, pair, view.primary), why))
-    prose = ("why",)
-    return make_table(unit, "order", "status", *numbers, *prose, rows=rows, numbers=numbers, prose=prose, note=note)
+        kind = "control" if pair.is_control else ""
+        rows.append((pair.pair, kind, pair.order, status, *make_pair_cells(view, pair, view.primary), why))
+    names = (unit, "kind", "order", "status", *numbers, "why")
+    return make_table(*names, rows=rows, numbers=numbers, prose=("why",), note=note)
 
 
 def make_pair_cells(view: View, pair: PairResult, metric: str) -> tuple[TableCell, ...]:
@@ -210,69 +192,6 @@ def make_pair_cells(view: View, pair: PairResult, metric: str) -> tuple[TableCel
 def pair_ratio(pair: PairResult, metric: str) -> float | None:
     found = pair.metric(metric)
     return None if found is None or found.log_ratio is None else to_ratio(found.log_ratio)
-
-
-def make_allocation_tables(view: View) -> Iterator[Table]:
-    """Yield a table with the effect of each allocation if pairs of more than one allocation count."""
-    whole = view.by_allocation
-    if whole is None:
-        return
-    unit = view.analysis.unit
-    numbers, prose = (f"{unit}s", f"{BASELINE} ({view.metric(view.primary).unit})", "change"), ("which", "GPUs")
-    rows = []
-    for number, (allocation, counted) in enumerate(view.allocations, start=1):
-        first = view.metric(view.primary).format(mean(item.first or 0.0 for item in counted.values()))
-        change = format_change(to_ratio(mean(item.log_ratio or 0.0 for item in counted.values())))
-        nodes, gpus = name_some(allocation.nodes) or "unknown", name_some(allocation.gpus, 8) or "unknown"
-        rows.append((str(number), str(len(counted)), first, change, name_some(counted, 12), nodes, gpus))
-    note = (
-        f"The verdict's interval counts each {unit} as one observation. If the effect differs more between allocations "
-        "than within them, that interval is too narrow for other machines. With each allocation as one observation, "
-        f"the change is {describe_change(whole)} ({describe_confidence(whole)} interval "
-        f"{describe_interval(whole)}, n = {whole.n})."
-    )
-    yield make_table(
-        "allocation", *numbers, "which", "nodes", "GPUs", rows=rows, numbers=numbers, prose=prose,
-        title="Allocation by allocation", note=note,
-    )  # fmt: skip
-
-
-def _make_block_table(view: View) -> Table:
-    numbers, prose = ("change", "by first steps"), ("lost because",)
-    has_first = any(block.first_log_ratio != block.log_ratio for block in view.analysis.blocks)
-    rows = []
-    for block in view.analysis.blocks:
-        ratios = (block.log_ratio, block.first_log_ratio if has_first else None)
-        changes = ["" if ratio is None else format_change(to_ratio(ratio)) for ratio in ratios]
-        kind = "control" if block.is_control else "comparison"
-        rows.append((block.session, str(block.number), block.order, kind, *changes, block.reason))
-    note = (
-        "A change compares the step time of B with that of A over a block's scored steps; in a control block, A and B "
-        "are both the baseline. 'by first steps' is the same change over the first step of each period."
-    )
-    return make_table(
-        "session", "block", "order", "kind", *numbers, *prose, rows=rows, numbers=numbers, prose=prose,
-        title="Block by block", note=note, is_folded=True,
-    )  # fmt: skip
-
-
-def _make_percentiles(view: View) -> Table:
-    shown = ("n", "p50", "p90", "p99")
-    metric, rows = view.metric(view.primary), []
-    for variant, item in view.analysis.pooled.items():
-        values = [metric.format(value, f"n/a (n={item.n})") for value in (item.p50, item.p90, item.p99)]
-        rows.append((variant, str(item.n), *values))
-    note = "These numbers cover all scored steps; no verdict uses them, because a session's steps depend on each other."
-    title = f"Percentiles of {metric.named}"
-    return make_table("variant", *shown, rows=rows, numbers=shown, title=title, note=note, is_folded=True)
-
-
-def make_noise(view: View) -> Section:
-    analysis = view.analysis
-    blocks: list[Block] = [Text(text=describe_floor(analysis.noise_floor))]
-    if controls := [pair for pair in analysis.pairs if pair.is_control]:
-        blocks.append(_make_pair_table(view, controls, "first", "second"))
-    return Section(key="noise", title=f"Noise floor and control {analysis.unit}s", blocks=tuple(blocks))
 
 
 def describe_floor(floor: NoiseFloor) -> str:

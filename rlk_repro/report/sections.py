@@ -14,7 +14,6 @@ from rlk_repro.report.answer import (
     VERDICT_TONES,
     describe_answer,
     describe_ground,
-    describe_subject,
     describe_words,
     did_not_run,
     is_decided,
@@ -26,7 +25,6 @@ from rlk_repro.report.blocks import Block, Bullets, Facts, Figures, Section, Tab
 from rlk_repro.report.checks import TONES, make_checks
 from rlk_repro.report.evidence import make_evidence
 from rlk_repro.report.forest import plot_pairs
-from rlk_repro.report.labels import start_sentence
 from rlk_repro.report.microbatch import make_microbatches
 from rlk_repro.report.operators import make_cells
 from rlk_repro.report.plots import make_figures
@@ -39,7 +37,7 @@ from rlk_repro.report.records import (
     make_setup,
     make_trials,
 )
-from rlk_repro.report.results import make_effects, make_gates, make_noise, make_pairs
+from rlk_repro.report.results import make_effects, make_gates, make_pairs
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import CheckWord, choose_word
 from rlk_repro.rundir.results import Analysis
@@ -52,7 +50,10 @@ UNSEALED: Final = "The run is not sealed, so its files may have changed."
 CONTRADICTION: Final = (
     "Records of the bundle contradict each other: see the findings. This report is computed from the logs."
 )
-_FINE: Final = re.compile("^every gate|^[0-9]+ of [0-9]+ gates passed| does not apply: | was not planned: ")
+_TOLD: Final = re.compile(
+    f"^every gate|^[0-9]+ of [0-9]+ gates passed| does not apply: | was not planned: |^{OVERRIDDEN.partition(':')[0]}"
+)
+"""Reasons that the gates or a caution tell."""
 
 
 def make_sections(view: View) -> tuple[Section, ...]:
@@ -76,10 +77,8 @@ def _list_sections(view: View) -> Iterator[Section]:
         yield Section(key="plots", title="Plots", blocks=(Figures(figures=figures),))
     yield make_claims(view)
     yield make_findings(view)
-    if view.is_comparison:
+    if view.is_comparison or analysis.noise_floor.is_measured:
         yield make_pairs(view)
-    if analysis.noise_floor.is_measured or not (analysis.is_crossover or analysis.checks or analysis.microbatches):
-        yield make_noise(view)
     yield make_trials(view)
     if view.has_variants:
         yield make_operators(view)
@@ -102,9 +101,9 @@ def choose_tone(analysis: Analysis) -> Tone:
 
 def make_verdict(view: View) -> Section:
     analysis = view.analysis
-    blocks: list[Block] = [Text(text=describe_answer(view), is_strong=True), Text(text=describe_subject(view))]
+    blocks: list[Block] = [Text(text=describe_answer(view), is_strong=True)]
     blocks += [Text(text=caution, is_strong=True) for caution in make_cautions(view)]
-    obstacles = tuple(reason for reason in _list_reasons(analysis) if not _FINE.search(reason))
+    obstacles = tuple(reason for reason in analysis.verdict.reasons if not _TOLD.search(reason))
     blocks += [Bullets(items=obstacles)] if obstacles and not is_decided(analysis) else []
     blocks += [make_facts(*_list_origin(view), is_inline=True), _make_next(view)]
     blocks.append(Text(text=_count_findings(view), target="#findings"))
@@ -160,6 +159,8 @@ def _describe_commit(view: View, source: CodeSource) -> TableCell:
     """Return a code base's commit and whether it is the pinned one; a pin that this version ships is linked."""
     plan = view.context.plan
     pins = {} if plan is None else plan.stack.pins
+    if plan is not None and source.variable in plan.switches:
+        return TableCell(text="two checkouts", note=f"the variants differ in {source.variable}", target="#variants")
     pin = next((pin for name, pin in pins.items() if name == source.pin), None)
     recorded = view.analysis.facts.get(f"{source.title} commit", "")
     if pin is None or source is OURSELVES:
@@ -214,15 +215,5 @@ def _describe_exploration(view: View) -> str:
     return f"Exploratory: this run overrides the shipped measurement rules{named}."
 
 
-def _list_reasons(analysis: Analysis) -> tuple[str, ...]:
-    """Return the verdict's reasons; a caution says that a run is exploratory."""
-    return tuple(reason for reason in analysis.verdict.reasons if not reason.startswith(OVERRIDDEN.partition(":")[0]))
-
-
 def make_basis(view: View) -> Section:
-    analysis = view.analysis
-    headline = analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: ")
-    blocks: list[Block] = [Text(text=start_sentence(headline)), describe_basis(view)]
-    if reasons := _list_reasons(analysis):
-        blocks.append(Bullets(items=reasons))
-    return Section(key="basis", title="What the verdict rests on", blocks=tuple(blocks))
+    return Section(key="basis", title="What the verdict rests on", blocks=(describe_basis(view),))

@@ -18,14 +18,14 @@ ONE_GPU: Final = "1 node, 1 GPU a node"
 AS_WRITTEN: Final = "none: all values are those of the run definition"
 MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/route/moments.py)"
 OWN_ENTROPY: Final = (
-    "Only a part of the enabled variant's effect comes from {name}, which has no operator for the entropy metric. "
-    f"The rest comes from {MOMENTS}, which computes that metric{{normaliser}}. "
-    "Run with --set entropy_metric=false to measure {name} alone."
+    "A part of this change is not {name}'s, which has no operator for the entropy metric: it comes from "
+    f"{MOMENTS}, which computes that metric{{normaliser}}. "
+    "To measure {name} alone, use --set entropy_metric=false."
 )
 OLD_NORMALISER: Final = " and, with an RL-Kernel that lacks batch_invariant_logp, the normaliser of the log-probs"
 OWN_NORMALISER: Final = (
-    "Only a part of the enabled variant's effect comes from RL-Kernel. The rest comes "
-    f"from {MOMENTS}, which computes the normaliser of log-probs that need a gradient."
+    "A part of this change is not RL-Kernel's: it comes from "
+    f"{MOMENTS}, which computes the normaliser of log-probs that need a gradient."
 )
 FROZEN: Final = (
     "Python's garbage collector",
@@ -51,7 +51,11 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
         facts.append(("entropy metric", f"{where}, in both variants"))
         if plan.run.gc_freeze:
             facts.append(FROZEN)
-    return (*facts, ("layout", _describe_layout(plan)))
+    facts.append(("layout", _describe_layout(plan)))
+    if plan.profile.gpus:
+        numbers = ", ".join(map(str, plan.profile.gpus))
+        facts.append(("GPUs", f"GPU {numbers} of the machine; its other GPUs may have served other runs at that time"))
+    return tuple(facts)
 
 
 def find_own_work(plan: Plan) -> tuple[str, ...]:

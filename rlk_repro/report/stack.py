@@ -25,7 +25,7 @@ SYNC: Final = "weight sync"
 SMALLEST_SHARE: Final = 0.001
 """Parts below this share of a step are counted in the rest."""
 COLUMNS: Final = (266, 352, WIDTH)
-BAR_LEFT: Final = 62
+BAR_LEFT: Final = 72
 BAR: Final = 24
 ROW: Final = 19
 NUM_COLOURS: Final = 9

@@ -116,10 +116,12 @@ class View:
         """The allocations in which pairs count, each with the primary metric of these pairs."""
         pairs = {pair.pair: pair.metric(self.primary) for pair in self.analysis.pairs if pair.is_counted}
         metrics = {name: item for name, item in pairs.items() if item is not None and item.log_ratio is not None}
-        found = [
-            (item, {name: metrics[name] for name in item.pairs if name in metrics}) for item in self.context.allocations
-        ]
-        return [(item, counted) for item, counted in found if counted]
+        found = []
+        for item in self.context.allocations:
+            counted = {name: metrics[name] for name in item.pairs if name in metrics}
+            if counted:
+                found.append((item, counted))
+        return found
 
     @cached_property
     def noise(self) -> dict[str, BlockNoise]:

@@ -18,6 +18,7 @@ from rlk_repro.base.errors import BundleUnreadable, shorten
 from rlk_repro.base.files import load_json
 from rlk_repro.base.secrets import REDACTED, looks_secret, scrub, scrub_argv
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.sources import PINNED
 from rlk_repro.switches import VARIANT_SWITCHES
 
 if TYPE_CHECKING:
@@ -76,15 +77,19 @@ class PairRecord:
 
 
 def compare(baseline: Started, enabled: Started, switches: Collection[str] = VARIANT_SWITCHES) -> Iterator[Difference]:
-    yield from _compare_arguments(baseline, enabled)
+    yield from _compare_arguments(baseline, enabled, switches)
     yield from _compare_values((baseline, enabled), baseline.env, enabled.env, switches)
 
 
-def _compare_arguments(first: Started, second: Started) -> Iterator[Difference]:
+def _compare_arguments(first: Started, second: Started, switches: Collection[str]) -> Iterator[Difference]:
     trials = (first, second)
     flags = [_flags(trial.argv) for trial in trials]
-    yield from _compare_values(trials, *flags)
-    if flags[0] == flags[1] and list(first.argv) != list(second.argv):
+    yield from _compare_values(trials, flags[0], flags[1], switches)
+    orders, alike = [], []
+    for trial, found in zip(trials, flags, strict=True):
+        orders.append([item for item in split_arguments(trial.argv) if item[0] not in switches])
+        alike.append({name: value for name, value in found.items() if name not in switches})
+    if alike[0] == alike[1] and orders[0] != orders[1]:
         order = [shorten(" ".join(scrub_argv(trial.argv))) for trial in trials]
         yield Difference(name=ORDER, baseline=order[0], enabled=order[1], kind=Kind.UNDECLARED)
 
@@ -97,19 +102,30 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection
     argvs = [reader.read(folder.command, "argv", list) for folder in folders]
     envs = [reader.read(folder.env, "env", dict) for folder in folders]
     found: dict[str, Iterable[Difference]] = {}
+    switches = declared if first.variant != second.variant else ()
     if None not in argvs:
-        found[COMMAND] = _compare_arguments(
-            *(replace(trial, argv=[str(word) for word in argv]) for trial, argv in zip(started, argvs, strict=True))
+        was, now = (
+            replace(trial, argv=[str(word) for word in argv]) for trial, argv in zip(started, argvs, strict=True)
         )
+        found[COMMAND] = _compare_arguments(was, now, switches)
     if None not in envs:
-        switches = declared if first.variant != second.variant else ()
         before, after = ({name: str(value) for name, value in env.items()} for env in envs)
         found[ENVIRONMENT] = _compare_values(started, before, after, switches)
     for rank in sorted({0}.union(*(folder.ops_files() | folder.libraries_files() for folder in folders))):
         loaded = [reader.read(folder.libraries_file(rank)) for folder in folders]
         if None not in loaded:
-            found[f"libraries.{rank}"] = _compare_values(started, *map(_flatten, loaded))
+            before, after = map(_flatten, loaded)
+            found[f"libraries.{rank}"] = _compare_values(started, before, after, _list_loaded(switches))
     return PairRecord(differences={part: _limit(items) for part, items in found.items()}, missing=reader.missing)
+
+
+def _list_loaded(switches: Collection[str]) -> frozenset[str]:
+    """Return the libraries in which the variants may differ because each imports its own checkout of a code base."""
+    names = set()
+    for source in PINNED:
+        if source.variable in switches:
+            names |= {source.module, *source.distributions, f"sources.{source.module}"}
+    return frozenset(names)
 
 
 def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:

@@ -6,13 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlk_repro.base.clock import parse_utc
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json
+from rlk_repro.base.units import parse_utc
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import TrialStatus
 
 EXIT_SCHEMA: Final = 1
+HOST_MEMORY: Final = "host memory ran out"
+OTHER_DEVICE: Final = "device memory of"
+NO_LIMIT: Final = (HOST_MEMORY, OTHER_DEVICE)
+"""How the reason of a trial begins that ran out of memory, but not out of its trainer's on the GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

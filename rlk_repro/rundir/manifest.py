@@ -107,7 +107,7 @@ SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
     ("code.python", Level.WARNING),
     ("code.*", Level.INFO),
     *_each("gpu.", Level.WARNING, "driver", "cuda_driver_version", "compat_libcuda", "rocm_version"),
-    *_each("gpu.", Level.INFO, "fabric.cluster_uuid", "fabric.clique_id", "topology_text"),
+    *_each("gpu.", Level.INFO, "fabric.cluster_uuid", "fabric.clique_id", "fabric.health", "topology_text"),
     *_each("gpu.", Level.WARNING, "fabric*", "topology*", "nvlinks_up"),
     *_each("gpu.devices.*.", Level.WARNING, "memory_total_mib", "power_limit_w", "ecc_mode", "vbios", "compute_mode"),
     *_each("gpu.devices.*.", Level.WARNING, "clocks_max_*", "clocks_applications_*", "pcie_width"),

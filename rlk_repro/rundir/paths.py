@@ -122,7 +122,6 @@ class RunDir:
     def scheduler_file(self, topic: str) -> Path:
         return self.scheduler / f"{topic}.txt"
 
-    accounting_fields = Within("scheduler/accounting-fields.txt")
     """The file holds the names of sacct's fields that the job queries; empty without accounting."""
     own_patch = Within("rlk-repro.patch")
     prepared = Within("prepared.json")
@@ -194,10 +193,6 @@ class RunDir:
         """Return the file in which the pod with this index of a Job answers the leading pod's call."""
         return self.work / f"pod-{index}.json"
 
-    def partial_bundle(self, digest: str) -> Path:
-        """Return the path of the file with the received part of the bundle with this checksum."""
-        return self.work / f"bundle-{digest}.part"
-
     claim = Within(".work/claim")
     """The file names an agent that waits for the lock: one of a later allocation of the same job."""
     step = Within(".work/step.json")
@@ -232,14 +227,6 @@ def ops_file(folder: Path, rank: int) -> Path:
 
 def libraries_file(folder: Path, rank: int) -> Path:
     return folder / f"{rank}{LIBRARIES_SUFFIX}"
-
-
-def libraries_beside(ops_folder: Path) -> Path:
-    return TrialDir(ops_folder.parent).libraries
-
-
-def traces_beside(ops_folder: Path) -> Path:
-    return TrialDir(ops_folder.parent).traces
 
 
 def runs_root() -> Path:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema, dump_json
 from rlk_repro.base.findings import Finding
-from rlk_repro.base.units import count
+from rlk_repro.base.units import count, group
 from rlk_repro.operators import is_of_other, name_implementations
 from rlk_repro.rundir.agreement import AgreementCheck, AgreementResult
 from rlk_repro.rundir.microbatch import MicrobatchResult
@@ -69,10 +69,6 @@ class VerdictWord(StrEnum):
     INCONCLUSIVE = "inconclusive"
     NOT_COMPARABLE = "not comparable"
     NO_COMPARISON = "no comparison"
-
-    @property
-    def is_of_speed(self) -> bool:
-        return self not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
 
 
 class ProofStatus(StrEnum):
@@ -283,12 +279,12 @@ class Gate:
 
 def count_gates(gates: Sequence[Gate]) -> str:
     """Return a text like ``7 of 10 gates passed, 3 do not apply``, with the names of open gates."""
-    names = {status: [gate.name for gate in gates if gate.shown is status] for status in GateStatus}
-    parts = [f"{len(names[GateStatus.PASSED])} of {count(len(gates), 'gate')} passed"]
+    names = group((gate.shown, gate.name) for gate in gates)
+    parts = [f"{len(names.get(GateStatus.PASSED, ()))} of {count(len(gates), 'gate')} passed"]
     for status in (GateStatus.FAILED, GateStatus.UNDECIDED, GateStatus.NOT_PLANNED):
-        if found := names[status]:
-            parts.append(f"{len(found)} {status} ({', '.join(found)})")
-    if number := len(names[GateStatus.NOT_APPLICABLE]):
+        if status in names:
+            parts.append(f"{len(names[status])} {status} ({', '.join(names[status])})")
+    if number := len(names.get(GateStatus.NOT_APPLICABLE, ())):
         parts.append(f"{number} {'does' if number == 1 else 'do'} not apply")
     return ", ".join(parts)
 
@@ -369,7 +365,7 @@ class Analysis:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; an optional key with an empty value is left out."""
-        fields = dataclasses.asdict(self)
+        fields = _reader().dump_python(self)
         for name in ("operators", "blocks", "shadows", "pooled", "agreement", "checks", "switch", "microbatches"):
             if not fields[name]:
                 del fields[name]
@@ -397,7 +393,7 @@ class Analysis:
 
 @cache
 def _reader() -> Any:
-    """Return what reads an analysis from JSON; to make it takes longer than to read."""
+    """Return what reads an analysis from JSON and writes it; to make it takes long."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(Analysis)

@@ -27,7 +27,7 @@ PICKLE: Final = "data.pkl"
 PROGRAM: Final = "constants.pkl"
 """The file that marks an archive as a compiled program, which torch runs even where torch refuses pickles."""
 _ARCHIVE: Final = b"PK\x03\x04"
-_HINT: Final = "docs/prepare.md lists what stored rollouts may hold"
+_HINT: Final = "save dicts of tensors, numbers, texts and lists by torch.save"
 _BROKEN_PICKLE: Final = (
     *(pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError),
     *(TypeError, ValueError),

@@ -111,25 +111,26 @@ def _find(name: str | None) -> RunDir:
     if name is not None and _is_run_dir(Path(name)):
         return RunDir(Path(name))
     known = list_run_dirs()
+    where = str(runs_root())
+    if not known:
+        hint = f"call this in the folder in which you submitted, or set {RUNS_VARIABLE}"
+        if name is None:
+            hint += "; rlk-repro submit smoke makes a first run"
+        raise SpecError(Problem(where, "holds no run directory", got=name, hint=hint))
     if name is None:
-        if not known:
-            raise SpecError(
-                Problem(str(runs_root()), "holds no run directory", hint="rlk-repro submit smoke makes one")
-            )
         return known[-1]
-    matches = [run_dir for run_dir in known if run_dir.run_id == name] or [
-        run_dir for run_dir in known if run_dir.run_id.startswith(name)
-    ]
+    matches = [run_dir for run_dir in known if run_dir.run_id == name]
+    matches = matches or [run_dir for run_dir in known if run_dir.run_id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
-    ids = [run_dir.run_id for run_dir in known]
-    what = "more than one run directory has an id that starts like this" if matches else "no run directory has this id"
-    newest = ", ".join(reversed(ids[-5:]))
-    if not ids:
-        hint = f"call this command in the folder in which the run was submitted, or set {RUNS_VARIABLE}"
-        raise SpecError(Problem(str(runs_root().absolute()), "holds no run directory", got=name, hint=hint))
-    raise SpecError(Problem(str(runs_root()), what, got=name, expected=f"an id such as {newest} (newest first)",
-                            hint=suggest(name, ids) or "rlk-repro runs list --submitted"))  # fmt: skip
+    what, hint = f"{len(matches)} runs have an id that starts like this", "give more of the id"
+    if not matches:
+        ids = [run_dir.run_id for run_dir in known]
+        what = "no run directory has this id"
+        hint = suggest(name, ids) or "rlk-repro runs list --submitted"
+    newest = ", ".join(run_dir.run_id for run_dir in reversed((matches or known)[-5:]))
+    expected = f"an id such as {newest} (newest first)"
+    raise SpecError(Problem(where, what, got=name, expected=expected, hint=hint))
 
 
 def read_plan(path: Path) -> Any:

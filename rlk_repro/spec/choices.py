@@ -28,22 +28,13 @@ def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
         hint = f"--hardware {known[0]} --dry-run shows the job for {known[0]}; rlk-repro runs list names each run's"
         return [Problem(f"run {run.run}", "has no layout for this hardware", got=name,
                         expected=f"one of {', '.join(known)}", hint=hint)]  # fmt: skip
+    what, expected = "", ""
     if (layout.gpus_per_node == 0) is not (hardware.platform == "cpu"):
-        expected = "0 on a CPU" if hardware.platform == "cpu" else "1 or more"
-        return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "does not fit the hardware",
-                        got=layout.gpus_per_node, expected=expected)]  # fmt: skip
-    if layout.gpus_per_node > hardware.gpus_per_node:
-        return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "exceeds the GPUs of a node",
-                        got=layout.gpus_per_node, expected=f"at most {hardware.gpus_per_node}")]  # fmt: skip
-    return []
-
-
-def find_removed_keys(hardware: Hardware) -> list[Problem]:
-    """Find keys that only plans of earlier versions may have."""
-    if hardware.all_reduce is None:
-        return []
-    hint = "delete the key; nccl-tests measures the fabric"
-    return [Problem(f"hardware {hardware.hardware}: all_reduce", "was removed in version 0.3", hint=hint)]
+        what, expected = "does not fit the hardware", "0 on a CPU" if hardware.platform == "cpu" else "1 or more"
+    elif layout.gpus_per_node > hardware.gpus_per_node:
+        what, expected = "exceeds the GPUs of a node", f"at most {hardware.gpus_per_node}"
+    where = f"run {run.run}: layouts.{name}.gpus_per_node"
+    return [Problem(where, what, got=layout.gpus_per_node, expected=expected)] if what else []
 
 
 def find_variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
@@ -64,10 +55,11 @@ def find_variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
 
 def find_design_problems(run: Run, overrides: Sequence[Override]) -> list[Problem]:
     """Find flags that set a key of the design that is not chosen."""
-    other = run.measure.other_design.design
+    is_crossover = run.measure.design == CROSSOVER
+    other, units = ("parallel", "sessions, not pairs") if is_crossover else (CROSSOVER, "pairs, not sessions")
     instead = {"pairs": "--sessions", "sessions": "--pairs"}
     return [
-        Problem(item.flag, f"has no effect in design {run.measure.design}", got=item.value,
+        Problem(item.flag, f"changes nothing here: this run measures {units}", got=item.value,
                 expected=f"{instead.get(item.path[-1], 'this value left out')}, or --set measure.design={other}")
         for item in overrides
         if item.path[0] == "measure" and item.path[-1] in run.measure.unused
@@ -81,5 +73,5 @@ def find_rule_problems(overrides: Sequence[Override]) -> list[Problem]:
         Problem(item.flag, "changes a measurement rule of the run", got=item.value, expected="the run's own rule",
                 hint="add --exploratory; the verdict will then say that the rules changed")
         for item in overrides
-        if item.path[0] == "measure" and item.path[1:] not in {(name,) for name in FREE_RULES | {DESIGN}}
+        if item.path[0] == "measure" and ".".join(item.path[1:]) not in FREE_RULES | {DESIGN}
     ]  # fmt: skip

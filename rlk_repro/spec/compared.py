@@ -1,23 +1,25 @@
-"""What a run compares: two implementations, two commits of RL-Kernel, or the user's own switch."""
+"""What a run compares (two implementations, two commits of RL-Kernel, or the user's own switch), and its margins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from rlk_repro.operators import COMPILED_LOGP, RL_KERNEL, TORCH_COMPILE, TRAINER
 from rlk_repro.spec.values import (
     BASELINE,
     CROSSOVER,
+    UNSEEN,
     Commit,
-    EnvName,
     GrowingModel,
     Mode,
     Model,
     Name,
+    NonNegative,
     PathProblem,
+    Positive,
     Text,
 )
 from rlk_repro.switches import AGREEMENT_RECORD, DEMO_WAIT
@@ -76,8 +78,11 @@ class RlKernel(GrowingModel):
         return self.commits.baseline if variant == BASELINE else self.commits.enabled
 
 
-SwitchValue: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_^,.:]{1,200}$")]
-SwitchValues: TypeAlias = Annotated[dict[EnvName, SwitchValue], Field(min_length=1, max_length=20)]
+SwitchName: TypeAlias = Annotated[
+    str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*|--[a-z0-9]([a-z0-9-]*[a-z0-9])?)$", max_length=100)
+]
+SwitchValue: TypeAlias = Annotated[str, Field(pattern=rf"^[^{UNSEEN}]*$", max_length=1000)] | StrictBool | int | float
+SwitchValues: TypeAlias = Annotated[dict[SwitchName, SwitchValue], Field(min_length=1, max_length=20)]
 
 PER_ROLLOUT: Final = (
     ({AGREEMENT_RECORD: "0"}, {AGREEMENT_RECORD: "1"}),
@@ -87,11 +92,24 @@ PER_ROLLOUT: Final = (
 
 
 class OwnSwitch(Model):
-    """A switch other than RL-Kernel: environment variables, each with one value in baseline and one in enabled."""
+    """A switch other than RL-Kernel: variables, flags of the trainer, or checkouts, each with a value per variant.
+
+    A name that begins with two dashes is a flag, which the value ``false`` leaves out; VIME_SRC, MEGATRON_SRC and
+    RLK_SRC name the folder from which a variant imports that code.
+    """
 
     title: Text
     baseline: SwitchValues
     enabled: SwitchValues
+
+    def variables_of(self, variant: str) -> dict[str, str]:
+        values = self.baseline if variant == BASELINE else self.enabled
+        return {name: str(value) for name, value in values.items() if not name.startswith("--")}
+
+    def flags_of(self, variant: str) -> dict[str, Any]:
+        """Return the flags of a variant without their dashes; False leaves a flag out."""
+        values = self.baseline if variant == BASELINE else self.enabled
+        return {name[2:]: value for name, value in values.items() if name.startswith("--")}
 
 
 def find_compared_problems(
@@ -126,8 +144,41 @@ def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:
         what = "the switch cannot change within a session: a process reads its variables when it starts"
         accepted = f'parallel, or a switch with only the variable {AGREEMENT_RECORD} ("0" in baseline, "1" in enabled)'
         yield ("measure", "design"), what, CROSSOVER, accepted
+    for side, values in (("baseline", switch.baseline), ("enabled", switch.enabled)):
+        for name, value in values.items():
+            if not name.startswith("--") and not isinstance(value, str):
+                yield ("switch", side, name), "is not a text", value, f'a value in quotes, as in {name}: "1"'
     for name in sorted(switch.baseline.keys() ^ switch.enabled.keys()):
         side = "enabled" if name in switch.baseline else "baseline"
         yield ("switch", side, name), "missing", None, "a value in both variants"
     if not switch.baseline.keys() ^ switch.enabled.keys() and switch.baseline == switch.enabled:
         yield ("switch",), "is the same in both variants", None, "a variable with two values"
+
+
+class Margins(GrowingModel):
+    """How much worse the enabled variant may be before its speed no longer counts (docs/statistics.md)."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"shadow_log_prob", "shadow_gradient_share"})
+
+    raw_reward: NonNegative = Field(0.01, description="largest allowed drop of the mean raw_reward, absolute")
+    logprob_abs_diff_ratio: Positive = Field(
+        1.05, description="largest allowed ratio, enabled / baseline, of the mean train_rollout_logprob_abs_diff"
+    )
+    logprob_abs_diff_difference: NonNegative = Field(
+        0.001, description="the gate also passes if enabled exceeds baseline by at most this much, whatever the ratio"
+    )
+    logprob_abs_diff_cap: Positive = Field(
+        0.1, description="largest allowed train_rollout_logprob_abs_diff of a trial, as in vime's own tests"
+    )
+    peak_memory_ratio: Positive = Field(
+        1.02, description="largest allowed ratio, enabled / baseline, of peak device memory"
+    )
+    response_length_pct: Positive = Field(
+        2.0, description="largest allowed difference of the mean response length in either direction, in percent"
+    )
+    shadow_log_prob: Positive = Field(
+        0.01, description="largest allowed difference of one log-prob between RL-Kernel and the trainer's function"
+    )
+    shadow_gradient_share: Positive = Field(
+        0.01, description="largest allowed difference of a gradient at the logits, as a share of the largest gradient"
+    )

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 from pydantic import Field
 
 from rlk_repro.operators import OPERATORS, TITLES, TRAINER, find_conflicts
-from rlk_repro.spec.compared import OwnSwitch, RlKernel, find_compared_problems
+from rlk_repro.spec.compared import Margins, OwnSwitch, RlKernel, find_compared_problems
 from rlk_repro.spec.kubernetes import KubernetesSettings
-from rlk_repro.spec.margins import Margins
 from rlk_repro.spec.site import AbsolutePath, ContainerSettings, Preflight, RaySettings, SlurmSettings
 from rlk_repro.spec.values import (
     CROSSOVER,
@@ -105,10 +104,6 @@ class Measure(GrowingModel):
         return self.of_parallel if self.design == CROSSOVER else self.of_crossover
 
     @property
-    def other_design(self) -> Measure:
-        return self.model_copy(update={"design": "parallel" if self.design == CROSSOVER else CROSSOVER})
-
-    @property
     def replay_margin(self) -> float:
         """The largest difference from the recorded ratio at which a replay counts as reproduced, as a fraction."""
         return (self.replay_margin_pct or self.smallest_effect_pct) / 100
@@ -179,7 +174,7 @@ class Run(GrowingModel):
     measure: Measure = Measure()
     rl_kernel: RlKernel = RlKernel()
     switch: OwnSwitch | None = Field(
-        None, description="compare these environment variables instead of RL-Kernel, in design parallel"
+        None, description="compare these variables, flags or checkouts instead of RL-Kernel, in design parallel"
     )
     entropy_metric: bool = Field(True, description="whether both variants compute the entropy that vime reports")
     gc_freeze: bool = Field(
@@ -233,7 +228,7 @@ class Profile(GrowingModel):
     """What one site needs: partition or namespace, container runtime, mounts, environment."""
 
     added_later: ClassVar[frozenset[str]] = frozenset(
-        {"slurm", "container", "ray", "prepared_dir", "kubernetes", "settings"}
+        {"slurm", "container", "ray", "prepared_dir", "kubernetes", "settings", "gpus"}
     )
 
     schema_: Schema = Field(alias="schema", default=1)
@@ -247,6 +242,12 @@ class Profile(GrowingModel):
     slurm: SlurmSettings | None = None
     container: ContainerSettings | None = None
     ray: RaySettings = RaySettings()
+    gpus: tuple[Annotated[int, Field(ge=0, le=63)], ...] = Field(
+        (),
+        max_length=64,
+        description="local: the numbers of the GPUs that a run may use, so that others can serve another run; an "
+        "equal share of the machine's processors and ports of its own go with them. Default: all GPUs",
+    )
     kubernetes: KubernetesSettings | None = None
     settings: dict[Name, Word | float | bool] = Field(
         {},
@@ -260,25 +261,38 @@ class Profile(GrowingModel):
 
 def run_problems(run: Run) -> list[PathProblem]:
     """Find wrong combinations of fields; each problem is a tuple (path, what is wrong, got, expected)."""
-    in_workload = [(("workload", *path), *rest) for path, *rest in run.workload.find_problems()]
-    named: dict[tuple[str, ...], tuple[str, ...]] = {("ops",): run.rl_kernel.ops}
-    named |= {("ops_on", name): ops for name, ops in run.rl_kernel.ops_on.items()}
-    in_operators = [item for path, ops in named.items() for item in _operator_problems(("rl_kernel", *path), ops)]
-    return [*in_operators, *in_workload, *_run_problems(run)]
+    return list(_find_problems(run))
 
 
-def _operator_problems(path: tuple[str, ...], ops: tuple[str, ...]) -> list[PathProblem]:
-    menu = f"one of {', '.join(OPERATORS)}"
-    problems: list[PathProblem] = [
-        ((*path, str(index)), "no such operator", op, menu) for index, op in enumerate(ops) if op not in OPERATORS
-    ]
+def _find_problems(run: Run) -> Iterator[PathProblem]:
+    workload, rl_kernel = run.workload, run.rl_kernel
+    yield from _operator_problems(("rl_kernel", "ops"), rl_kernel.ops)
+    for name, ops in rl_kernel.ops_on.items():
+        yield from _operator_problems(("rl_kernel", "ops_on", name), ops)
+    for path, *rest in workload.find_problems():
+        yield ("workload", *path), *rest
+    if run.lane not in workload.lanes:
+        yield ("lane",), workload.lane_limit, run.lane, " or ".join(workload.lanes)
+    yield from _measure_problems(run.measure, has_variants=workload.has_variants)
+    if run.gc_freeze and not workload.has_output_layer:
+        yield ("gc_freeze",), "this workload trains no model", True, "false"
+    elif run.gc_freeze and run.measure.warmup_steps == 0:
+        yield ("measure", "warmup_steps"), "leaves no warm-up step, which gc_freeze needs", 0, "1 or more"
+    has_log_probs = workload.has_output_layer and workload.has_rollout_log_probs(run.lane)
+    design = run.measure.design
+    yield from find_compared_problems(rl_kernel, run.switch, design=design, has_rollout_log_probs=has_log_probs)
+    yield from _hardware_problems(run)
+
+
+def _operator_problems(path: tuple[str, ...], ops: tuple[str, ...]) -> Iterator[PathProblem]:
+    unknown = [index for index, op in enumerate(ops) if op not in OPERATORS]
+    for index in unknown:
+        yield (*path, str(index)), "no such operator", ops[index], f"one of {', '.join(OPERATORS)}"
     if len(set(ops)) != len(ops):
-        problems.append((path, "operator named twice", list(ops), "each once"))
-    if not problems:
-        problems += [
-            (path, "two operators would serve the same call", list(pair), "one of them") for pair in find_conflicts(ops)
-        ]
-    return problems
+        yield path, "operator named twice", list(ops), "each once"
+    elif not unknown:
+        for pair in find_conflicts(ops):
+            yield path, "two operators would serve the same call", list(pair), "one of them"
 
 
 def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathProblem]:
@@ -301,44 +315,22 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
         yield ("measure", name), found, getattr(measure, name), expected
 
 
-def _freeze_problems(run: Run) -> Iterator[PathProblem]:
-    if run.gc_freeze and not run.workload.has_output_layer:
-        yield ("gc_freeze",), "this workload trains no model", True, "false"
-    elif run.gc_freeze and run.measure.warmup_steps == 0:
-        yield ("measure", "warmup_steps"), "leaves no warm-up step, which gc_freeze needs", 0, "1 or more"
-
-
-def _run_problems(run: Run) -> list[PathProblem]:
-    problems: list[PathProblem] = []
-    workload = run.workload
-    if run.lane not in workload.lanes:
-        problems.append((("lane",), workload.lane_limit, run.lane, " or ".join(workload.lanes)))
-    problems += _measure_problems(run.measure, has_variants=workload.has_variants)
-    problems += _freeze_problems(run)
-    problems += find_compared_problems(
-        run.rl_kernel,
-        run.switch,
-        design=run.measure.design,
-        has_rollout_log_probs=workload.has_output_layer and workload.has_rollout_log_probs(run.lane),
-    )
-    menu = f"one of {', '.join(run.layouts)}"
+def _hardware_problems(run: Run) -> Iterator[PathProblem]:
+    """Find values for hardware without a layout, and layouts without a placement."""
     named: dict[tuple[str, ...], Iterable[str]] = {
         ("expected_trial_minutes",): run.expected_trial_minutes,
         ("expected_session_minutes",): run.expected_session_minutes,
         ("rl_kernel", "ops_on"): run.rl_kernel.ops_on,
         ("stack_on",): run.stack_on,
     }
-    if isinstance(workload, VimeWorkload):
-        named["workload", "placements"] = workload.placements
-        problems += [
-            (("workload", "placements"), f"no value for hardware {name}", list(workload.placements), f"{name} too")
-            for name in run.layouts
-            if name not in workload.placements
-        ]
-    problems += [
-        ((*path, name), "no layout for this hardware", name, menu)
-        for path, names in named.items()
-        for name in names
-        if name not in run.layouts
-    ]
-    return problems
+    if isinstance(run.workload, VimeWorkload):
+        placements = run.workload.placements
+        named["workload", "placements"] = placements
+        for name in run.layouts:
+            if name not in placements:
+                what = f"no value for hardware {name}"
+                yield ("workload", "placements"), what, list(placements), f"{name} too"
+    for path, names in named.items():
+        for name in names:
+            if name not in run.layouts:
+                yield (*path, name), "no layout for this hardware", name, f"one of {', '.join(run.layouts)}"

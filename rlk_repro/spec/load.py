@@ -20,11 +20,23 @@ from rlk_repro.base.resources import data_dir, display_name, find_yaml, suggest
 from rlk_repro.base.secrets import looks_secret
 from rlk_repro.base.yamlfile import Path_, YamlSource, format_path, parse_scalar, parse_yaml
 from rlk_repro.spec import Hardware, Profile, Run, Stack, run_problems
+from rlk_repro.spec.site import REMOVED_CHECKS, REMOVED_LIMITS
 from rlk_repro.spec.stack import stack_problems
 from rlk_repro.spec.values import PathProblem, dump_model, list_leaves
 
 M = TypeVar("M", bound=BaseModel)
 _parse_once: Final = lru_cache(maxsize=64)(parse_yaml)  # one command reads the same files several times
+_OWN_RAY: Final = "delete the key: the agents start Ray themselves, in a Job"
+REMOVED: Final = {
+    "all_reduce": "delete the key; nccl-tests measures the fabric",
+    "kubernetes.hold_min": "delete the key: results are on the claim, results.claim",
+    "kubernetes.kind": _OWN_RAY,
+    "kubernetes.operator_namespace": _OWN_RAY,
+    "kubernetes.ray_version": _OWN_RAY,
+    **dict.fromkeys([f"preflight.{key}" for key in REMOVED_LIMITS], "delete the key"),
+    **dict.fromkeys([f"preflight.policy.{name}" for name in REMOVED_CHECKS], "delete the key"),
+}
+"""Keys of earlier versions' files, and what to do; plans and bundles with them stay readable."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +148,9 @@ def load_profile(
         for block, cluster in (("slurm", "slurm"), ("kubernetes", "k8s")):
             if getattr(profile, block) is not None and profile.cluster != cluster:
                 problems.append(((block,), "has no effect", f"cluster: {profile.cluster}", f"cluster: {cluster}"))
+        if profile.gpus and profile.cluster != "local":
+            got, expected = f"cluster: {profile.cluster}", "cluster: local; a scheduler assigns GPUs itself"
+            problems.append((("gpus",), "has no effect", got, expected))
         return problems
 
     return load(Profile, find_yaml("profile", name, folders), overrides, check)
@@ -153,7 +168,15 @@ def load(
         data = path.read_bytes()
     except OSError as error:
         raise SpecError(Problem(name, f"cannot be read ({error.strerror})")) from error
-    return load_bytes(model, name, data, overrides, check)
+    loaded = load_bytes(model, name, data, overrides, check)
+    source = _parse_once(name, data)
+    what, problems = "was removed in version 0.3", []
+    for place in source.lines:
+        if hint := REMOVED.get(format_path(place)):
+            problems.append(Problem(source.where(place), what, hint=hint))
+    if problems:
+        raise SpecError(*problems)
+    return loaded
 
 
 def load_bytes(
@@ -229,12 +252,11 @@ def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict
 
 
 def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _Locator) -> Problem:
-    path = _real_path(value, details["loc"])
+    path, known = _follow(model, value, details["loc"])
     kind, found = details["type"], details["input"]
     if kind in _TAG_ERRORS:
         path, found = (*path, _TAG), found.get(_TAG)
     if kind == "extra_forbidden":
-        known = _keys_at(model, value, path[:-1])
         return Problem(where(path), "unknown key", expected=f"one of {', '.join(known)}" if known else None,
                        hint=suggest(str(path[-1]), known))  # fmt: skip
     if kind in {"missing", "union_tag_not_found"}:
@@ -244,6 +266,8 @@ def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _
         hint = suggest(found, [word.strip("' ") for word in expected.replace(" or ", ",").split(",")])
     elif kind == "string_type" and isinstance(found, int | float):
         hint = f'quote it: "{found}"'
+    if hint is None and where(path).startswith("--set "):
+        hint = "rlk-repro runs show RUN prints every key and its value"
     return Problem(where(path), "wrong value", got=found, expected=expected, hint=hint)
 
 
@@ -294,18 +318,23 @@ _EXPECTED: Final = {
 }
 
 
-def _real_path(value: Any, location: tuple[int | str, ...]) -> Path_:
-    """Remove the names of union members from pydantic's location, because these names are not keys of the file."""
+def _follow(model: type[BaseModel], value: Any, location: tuple[int | str, ...]) -> tuple[Path_, list[str]]:
+    """Return where a location of pydantic lies in the file, and the keys that are known beside it.
+
+    The location also has the names of union members, which are not keys of the file.
+    """
     path: list[int | str] = []
-    current = value
+    current: Any = model
+    known: Sequence[type[BaseModel]] = ()
     for index, part in enumerate(location):
-        is_last = index == len(location) - 1
-        if _has(current, part):
-            current = current[part]
-        elif part == "[key]" or not (is_last and isinstance(current, dict)) or str(part) in _UNION_NAMES:
-            continue
-        path.append(part)
-    return tuple(path)
+        if _has(value, part):
+            known = _models(current, value)
+            current, value = _step(known, current, str(part)), value[part]
+            path.append(part)
+        elif index == len(location) - 1 and isinstance(value, dict) and str(part) not in _NO_KEYS:
+            path.append(part)
+    fields = known[0].model_fields if known else {}
+    return tuple(path), [field.alias or name for name, field in fields.items()]
 
 
 def _has(value: Any, part: int | str) -> bool:
@@ -315,22 +344,11 @@ def _has(value: Any, part: int | str) -> bool:
 
 
 _TEXT_NAMES: Final = frozenset({"str", "constrained-str"})
-_UNION_NAMES: Final = frozenset({*_TEXT_NAMES, "int", "float", "bool", "FromEnv"})
+_NO_KEYS: Final = frozenset({*_TEXT_NAMES, "int", "float", "bool", "FromEnv", "[key]"})
 
 
-def _keys_at(model: type[BaseModel], value: Any, path: Path_) -> list[str]:
-    current: Any = model
-    for part in path:
-        current = _step(current, value, str(part))
-        value = value[part] if _has(value, part) else None
-        if current is None:
-            return []
-    candidates = _models(current, value)
-    return [field.alias or name for item in candidates[:1] for name, field in item.model_fields.items()]
-
-
-def _step(annotation: Any, value: Any, key: str) -> Any:
-    for item in _models(annotation, value):
+def _step(models: Iterable[type[BaseModel]], annotation: Any, key: str) -> Any:
+    for item in models:
         for name, field in item.model_fields.items():
             if key in (name, field.alias):
                 return field.annotation
@@ -361,21 +379,18 @@ def _members(annotation: Any) -> list[Any]:
 
 def _secret_problems(source: YamlSource) -> list[Problem]:
     problems = []
-
-    def visit(value: Any, path: Path_) -> None:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                visit(item, (*path, key))
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                visit(item, (*path, index))
-        elif isinstance(value, str):
-            is_reference = path[:2] == ("kubernetes", "secrets")  # the name of a Secret, and a key in it
-            reason = looks_secret("" if is_reference or not path else str(path[-1]), value)
-            if reason is not None and not (path and path[-1] == "from_env"):
-                problems.append(_secret_problem(source.where(path), reason))
-
-    visit(source.value, ())
+    for path in source.lines:
+        value = source.value
+        for part in path:
+            value = value[part]
+        name = str(path[-1]) if path else ""
+        if name == "from_env" or not isinstance(value, str):
+            continue
+        if path[:2] == ("kubernetes", "secrets"):  # the name of a Secret, and a key in it
+            name = ""
+        reason = looks_secret(name, value)
+        if reason is not None:
+            problems.append(_secret_problem(source.where(path), reason))
     return problems
 
 

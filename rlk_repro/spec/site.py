@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from rlk_repro.spec.values import UNSEEN, GrowingModel, Model, NonNegative, Positive, Word
+from rlk_repro.spec.values import REMOVED, UNSEEN, GrowingModel, Model, NonNegative, Positive, Word
 
 Line = Annotated[str, Field(pattern=rf"^[^{UNSEEN}]+$", max_length=1000)]
 """Text of one line: sbatch options are comment lines, and a line feed inside one would begin a shell command."""
@@ -18,7 +18,7 @@ FIRST_RAY_WITH_TOKENS: Final = (2, 52)
 Interface = Annotated[str, Field(pattern=rf"^[^-\s/{UNSEEN}][^\s/{UNSEEN}]{{0,14}}$")]
 
 
-class SlurmSettings(Model):
+class SlurmSettings(GrowingModel):
     """How a job is requested at this site; if a key is not set, Slurm's own default applies."""
 
     account: Word | None = None
@@ -110,60 +110,31 @@ def knows_tokens(version: str) -> bool:
     return tuple(map(int, re.findall(r"\d+", version)[:2])) >= FIRST_RAY_WITH_TOKENS
 
 
-CheckName: TypeAlias = Literal[
-    "gpu_idle",
-    "driver_toolkit",
-    "gpu_errors",
-    "gpu_ecc_mode",
-    "gpu_memory_repair",
-    "gpu_links",
-    "gpu_fabric",
-    "imex",
-    "gpu_partition",
-    "gpu_compute_mode",
-    "gpu_slowdown",
-    "gpu_power_limit",
-    "gpu_persistence",
-    "gpu_alike",
-    "gpu_visibility",
-    "rl_kernel_architecture",
-    "governor",
-    "numa_balancing",
-    "load",
-    "stale_processes",
-    "other_runs",
-    "shared_memory",
-    "scratch_room",
-    "open_files",
-    "locked_memory",
-    "clock_source",
-    "clock_sync",
-    "clock_skew",
-    "rdma_active",
-    "rdma_opens",
-    "rdma_ports",
-    "gpudirect_rdma",
-    "ephemeral_ports",
-    "file_latency",
-    "free_inodes",
-    "nodes_alike",
-    "nvlink_domain",
-    "all_reduce",
-]
 # pass: a finding is only recorded; warn: the report also shows it; fail: the job stops before its first trial.
 Policy: TypeAlias = Literal["pass", "warn", "fail"]
+
+
+REMOVED_LIMITS: Final = ("max_clock_skew_s", "max_file_latency_ms")
+REMOVED_CHECKS: Final = (
+    *("all_reduce", "clock_skew", "clock_source", "clock_sync", "ephemeral_ports"),
+    *("file_latency", "free_inodes", "governor", "gpu_alike", "gpu_compute_mode"),
+    *("gpu_ecc_mode", "gpu_fabric", "gpu_memory_repair", "gpu_persistence"),
+    *("gpu_power_limit", "gpudirect_rdma", "imex", "load", "locked_memory", "numa_balancing"),
+    *("nvlink_domain", "rdma_active", "rdma_ports", "scratch_room", "stale_processes"),
+)
+"""Checks of earlier versions, which their plans may name."""
 
 
 class Preflight(GrowingModel):
     """Limits of the checks, and which findings are only recorded, which are warnings, and which stop the job."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"max_clock_skew_s", "max_file_latency_ms", "policy"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"policy", *REMOVED_LIMITS})
 
     min_free_disk_gib: NonNegative = 1.0
     min_free_memory_gib: NonNegative = 1.0
-    max_clock_skew_s: Positive = Field(2.0, description="no longer used")
-    max_file_latency_ms: Positive = Field(1000.0, description="no longer used")
+    max_clock_skew_s: Positive = Field(2.0, description=REMOVED)
+    max_file_latency_ms: Positive = Field(1000.0, description=REMOVED)
     on_blocking: Literal["stop", "continue"] = "stop"
-    policy: dict[CheckName, Policy] = Field(
-        {}, description="pass, warn or fail, for the findings of a check; default: see docs/preflight.md"
+    policy: dict[str, Policy] = Field(
+        {}, description="pass, warn or fail, for the findings of a check; default: as rlk-repro profile show says"
     )

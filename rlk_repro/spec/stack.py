@@ -1,4 +1,4 @@
-"""A stack: the pinned versions, how each was checked, which images exist, and what goes into them."""
+"""The software and the machines of a run: stacks of pinned versions and images, and hardware targets."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
+from rlk_repro.spec.kubernetes import LabelKey, LabelValue
 from rlk_repro.spec.values import (
+    REMOVED,
     Commit,
     Digest,
     GrowingModel,
     Model,
     Name,
+    NonNegative,
     PathProblem,
     PinName,
+    Platform,
+    Positive,
     Repository,
     Schema,
     Text,
@@ -134,3 +139,60 @@ def stack_problems(stack: Stack) -> list[PathProblem]:
         if component.commit is None and component.version is None
     ]
     return problems
+
+
+class AllReduceFloor(Model):
+    """Limits of a measurement that version 0.2 made before the trials, as its plans record them."""
+
+    one_node_gb_s: Positive | None = None
+    nodes_gb_s: Positive | None = None
+    source: Text
+
+
+class Hardware(GrowingModel):
+    """The properties of one hardware target, ``jobs/hardware/<name>.yaml``."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset(
+        {"links_per_gpu", "node_labels", "all_reduce", "nvlink_domain_gpus"}
+    )
+
+    schema_: Schema = Field(alias="schema", default=1)
+    hardware: Name
+    title: Text
+    platform: Platform
+    machine: Literal["x86_64", "aarch64", "any"]
+    gpus_per_node: Annotated[int, Field(ge=0, le=72)]
+    gpu_memory_gib: NonNegative = Field(0.0, description="memory of one GPU, as its driver reports it")
+    name_part: Annotated[str, Field(max_length=40)] = Field(
+        "", description="text that must occur in the GPU's name, as the driver reports it"
+    )
+    refused_name_parts: tuple[Text, ...] = Field(
+        (), description="texts that must not occur in the GPU's name, because they name similar products"
+    )
+    driver_floor: Annotated[str, Field(max_length=40)] = ""
+    links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="number of NVLink or xGMI links of a GPU")
+    nvlink_domain_gpus: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0,
+        description="number of GPUs that NVLink connects across nodes (72 in NVL72); 0: NVLink ends at the node",
+    )
+    node_labels: dict[LabelKey, Annotated[tuple[LabelValue, ...], Field(min_length=1)]] = Field(
+        {},
+        max_length=20,
+        description="labels of Kubernetes nodes with these GPUs, each with its values; one match is enough",
+    )
+    all_reduce: AllReduceFloor | None = Field(None, description=REMOVED)
+
+    @property
+    def as_measured(self) -> Hardware:
+        """Return this hardware without what earlier files lack and what changes no measurement by itself."""
+        return self.model_copy(update={"all_reduce": None, "nvlink_domain_gpus": 0})
+
+    @property
+    def image_platform(self) -> ImagePlatform:
+        match self.platform:
+            case "cpu":
+                return "cpu"
+            case "rocm":
+                return "rocm-amd64"
+            case "cuda":
+                return "cuda-arm64" if self.machine == "aarch64" else "cuda-amd64"

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, SerializationInfo, Serializer
 UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
 """Control, direction and zero-width characters, for use in patterns: no argument or path may hold them."""
 
+REMOVED: Final = "removed in version 0.3; new runs refuse it"
+"""What the schemas say of keys that only plans of earlier versions may have."""
 Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=2000)]
 Word: TypeAlias = Annotated[str, Field(pattern=rf"^[^-{UNSEEN}][^{UNSEEN}]*$", max_length=1000)]
 """Text of one line that no program can mistake for an option."""

@@ -139,10 +139,6 @@ class AnyWorkload(GrowingModel):
         """The pinned sources to which upstream's own patch must be applied for this workload."""
         return frozenset()
 
-    @property
-    def programs(self) -> tuple[str, ...]:
-        return ()
-
     def gpus_per_engine(self, hardware: str) -> int:  # noqa: ARG002
         """Return how many GPUs one inference server uses (their numbers are consecutive); 0 without servers."""
         return 0

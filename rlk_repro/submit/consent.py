@@ -66,26 +66,23 @@ def list_what_runs(plan: Plan, recorded: Profile, *, is_own: bool = False) -> di
     return shown
 
 
-def _list_cost(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The time is the author's estimate, so the cost is what the limits allow."""
-    layout, hours = plan.layout, plan.all_limits_min / 60
-    nodes = f"{count(layout.num_nodes, 'node')} × {count(layout.gpus_per_node, 'GPU')} of {plan.hardware.hardware}"
-    yield "nodes", f"{nodes} ({plan.hardware.platform})"
-    gpu_hours = hours * layout.num_nodes * layout.gpus_per_node
-    yield "cost", f"at most {format_number(gpu_hours)} GPU-hours, in {format_duration(hours * 3600)}"
-
-
 def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
-    run, minutes = plan.run, plan.expected_minutes()
+    """The time is the author's estimate, so the cost is what the limits allow."""
+    run, layout, minutes = plan.run, plan.layout, plan.expected_minutes()
     steps = f"{plan.num_steps} steps each"
     author = "the author estimates"
     duration = "time not estimated" if minutes is None else f"{author} {format_duration(minutes * 60)} in all"
     yield "run", f"{run.run}: {run.workload.kind}, lane {run.lane}, stack {plan.stack.stack}"
     yield "trials", f"{len(plan.trials)}, {steps}, {duration}; at most {plan.time_limit_min:g} min each"
-    yield from _list_cost(plan)
+    nodes = f"{count(layout.num_nodes, 'node')} × {count(layout.gpus_per_node, 'GPU')} of {plan.hardware.hardware}"
+    yield "nodes", f"{nodes} ({plan.hardware.platform})"
+    hours = plan.all_limits_min / 60
+    gpu_hours = format_number(hours * layout.num_nodes * layout.gpus_per_node)
+    yield "cost", f"at most {gpu_hours} GPU-hours, in {format_duration(hours * 3600)}"
     if run.switch is not None:
         sides = {"baseline": run.switch.baseline, "enabled": run.switch.enabled}
-        yield "variants", "; ".join(f"{name}: {_join(env)}" for name, env in sides.items())
+        shown = {side: {name: str(value) for name, value in values.items()} for side, values in sides.items()}
+        yield "variants", "; ".join(f"{name}: {_join(env)}" for name, env in shown.items())
     brought = WORKLOADS[run.workload.kind].find_brought(plan)
     yield from brought.sources.items()
     yield "environment", _join(brought.env) + (", and all variables of this shell" if plan.cluster == "local" else "")
@@ -93,43 +90,34 @@ def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _list_code(plan: Plan) -> list[Code]:
     brought = WORKLOADS[plan.run.workload.kind].find_brought(plan)
-    return [*_list_images(plan), *_list_pins(plan), *_list_commits(plan), *brought.code]
+    return [*_list_stack_code(plan), *brought.code]
 
 
-def _list_pins(plan: Plan) -> Iterator[Code]:
-    """The nodes' sources are compared with these pins, so a pin of the author's stack may name any code."""
+def _list_stack_code(plan: Plan) -> Iterator[Code]:
+    """An image may run any code, and nodes compare their sources with the pins, so both count only as shipped."""
+    if plan.image is not None:
+        shipped = {image.digest for stack in _load_shipped_stacks() for image in stack.images.values()}
+        yield Code(where="image", value=plan.image.pinned, is_known=plan.image.digest in shipped)
     for name in plan.stack.pins.keys() - find_shipped_pins(plan.stack).keys():
         pin = plan.stack.pins[name]
         yield Code(where=f"pin {name}", value=f"{pin.repository} at {pin.commit}", is_known=False)
+    commits, pinned = plan.run.rl_kernel.commits, {pin.commit for pin in _list_shipped_pins("rl_kernel")}
+    for commit in () if commits is None else (commits.baseline, commits.enabled):
+        yield Code(where="rl_kernel.commits", value=commit, is_known=commit in pinned)
 
 
 def _is_shipped(name: PinName, pin: Pin) -> bool:
     """A tree hash counts as the commit, so it must be a shipped one, too."""
-    pins = [stack.pins[name] for stack in _load_shipped_stacks() if name in stack.pins]
     return any(
         (pin.repository, pin.commit) == (known.repository, known.commit)
         and pin.tree in {None, known.tree}
         and pin.patched_tree in {None, known.patched_tree}
-        for known in pins
+        for known in _list_shipped_pins(name)
     )
 
 
-def _list_commits(plan: Plan) -> Iterator[Code]:
-    """A commit is known if a shipped stack pins it."""
-    commits = plan.run.rl_kernel.commits
-    if commits is None:
-        return
-    pinned = {stack.pins["rl_kernel"].commit for stack in _load_shipped_stacks() if "rl_kernel" in stack.pins}
-    for commit in (commits.baseline, commits.enabled):
-        yield Code(where="rl_kernel.commits", value=commit, is_known=commit in pinned)
-
-
-def _list_images(plan: Plan) -> Iterator[Code]:
-    """An image can run any code, so an image is known only if a shipped stack has its digest."""
-    image = plan.image
-    if image is not None:
-        shipped = {known.digest for stack in _load_shipped_stacks() for known in stack.images.values()}
-        yield Code(where="image", value=image.pinned, is_known=image.digest in shipped)
+def _list_shipped_pins(name: PinName) -> list[Pin]:
+    return [stack.pins[name] for stack in _load_shipped_stacks() if name in stack.pins]
 
 
 @cache

@@ -112,10 +112,20 @@ def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
 
 def is_uncollected(run_dir: RunDir, state: Progress | None) -> bool:
     """Tell whether a remote run's bundle and the exit code of its agent are both missing on this machine."""
-    submission = load_submission(run_dir)
     has_end = state is not None and state.exit_code is not None
-    is_remote = submission is not None and get_backend(submission.cluster).IS_REMOTE
-    return is_remote and not has_end and not run_dir.bundle.is_file()
+    return is_remote(run_dir) and not has_end and not run_dir.bundle.is_file()
+
+
+def is_remote(run_dir: RunDir) -> bool:
+    submission = load_submission(run_dir)
+    return submission is not None and get_backend(submission.cluster).IS_REMOTE
+
+
+def find_agent_log(run_dir: RunDir) -> str:
+    """Return the path of the agent's log, or what brings a remote run's log to this machine."""
+    if is_remote(run_dir) and not run_dir.agent_log.is_file():
+        return f"rlk-repro collect {run_dir.run_id} brings it"
+    return str(run_dir.agent_log)
 
 
 def _explain_end(launched: Launched) -> RlkReproError:
@@ -127,7 +137,10 @@ def _explain_end(launched: Launched) -> RlkReproError:
         hint = f"see {run_dir.agent_log}" if code == EXIT_BUG else None
         return refusal(*_list_problems(run_dir.run_id, state.message, hint))
     reason = poll(launched).reason or "the agent gave no reason"
-    log = _find_output(launched) if code is None else run_dir.agent_log
+    log = run_dir.agent_log
+    if code is None:
+        by_script = run_dir.job_output(launched.submission.job_id)
+        log = by_script if by_script.is_file() else run_dir.agent_output
     return CheckFailed(
         Problem(run_dir.run_id, f"ended without being sealed ({reason})", expected="a sealed bundle",
                 quoted=_read_end(log) if code is None else (),
@@ -148,11 +161,6 @@ def _list_problems(where: str, message: str, hint: str | None) -> list[Problem]:
 def _read_end(log: Path) -> tuple[str, ...]:
     lines = read_end(log, MAX_SHOWN_BYTES).decode(errors="replace").splitlines()
     return tuple(scrub(line) for line in lines if line.strip())[-MAX_SHOWN_LINES:]
-
-
-def _find_output(launched: Launched) -> Path:
-    by_script = launched.run_dir.job_output(launched.submission.job_id.partition(";")[0])
-    return by_script if by_script.is_file() else launched.run_dir.agent_output
 
 
 MAX_SHOWN_LINES: Final = 10

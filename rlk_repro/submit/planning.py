@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rlk_repro.agent.preflight.checks import require_known
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.clusters.api import Job, JobState
@@ -27,6 +28,7 @@ from rlk_repro.submit.site import choose_hardware, find_site
 from rlk_repro.submit.stage import AuthorFiles, new_run_dir
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.differences import find_undeclared
+from rlk_repro.workloads.environment import find_foreign_switch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ def prepare(request: Request) -> Prepared:
     run = load_run(request.run, overrides)
     site = find_site(request, run.model)
     profile = site.profile
+    require_known(profile)
     hardware_name, shown_for = choose_hardware(request, run.model, site)
     hardware = load_hardware(hardware_name)
     stack = load_stack(request.stack or run.model.find_stack(hardware.model.hardware))
@@ -117,9 +120,14 @@ def prepare_resume(name: str) -> Prepared:
 def _name_prepare(request: Request, hardware: str) -> str:
     place = {"--cluster": request.cluster, "--profile": request.profile} if request.profile else {}
     flags = {"--hardware": hardware, "--stack": request.stack, **place}
-    settings = [*request.settings, *([f"lane={request.lane}"] if request.lane else [])]
-    given = [*((flag, value) for flag, value in flags.items() if value), *(("--set", value) for value in settings)]
-    return shlex.join(["rlk-repro", "prepare", request.run, *(word for pair in given for word in pair)])
+    settings = list(request.settings)
+    if request.lane:
+        settings.append(f"lane={request.lane}")
+    words = ["rlk-repro", "prepare", request.run]
+    for flag, value in (*flags.items(), *(("--set", setting) for setting in settings)):
+        if value:
+            words += [flag, value]
+    return shlex.join(words)
 
 
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
@@ -131,9 +139,16 @@ def _name_the_file(error: SpecError, cluster: str) -> SpecError:
 
 
 def render(
-    plan: Plan, inputs: AuthorFiles | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()
+    plan: Plan,
+    inputs: AuthorFiles | None,
+    run_dir: RunDir | None = None,
+    *,
+    nodes: Sequence[str] = (),
+    is_own: bool = True,
 ) -> Prepared:
-    problems = WORKLOADS[plan.run.workload.kind].find_problems(plan) or find_undeclared(plan)
+    """Render the job of a plan; with ``is_own`` false, the plan is another person's and its switch is restricted."""
+    problems = [] if is_own else find_foreign_switch(plan)
+    problems = problems or WORKLOADS[plan.run.workload.kind].find_problems(plan) or find_undeclared(plan)
     if problems:
         raise SpecError(*problems)
     run_dir = run_dir or new_run_dir(plan)

@@ -12,6 +12,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.units import format_duration
 from rlk_repro.clusters.api import JobState, JobStatus, Submission
+from rlk_repro.clusters.asking import find_next_step
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.state import Progress, read_state
@@ -184,6 +185,8 @@ class _Told:
     def see(self, state: Progress | None, status: JobStatus, *, is_last: bool) -> None:
         if state is None or status.state is JobState.PENDING:  # a pending job's state is from before a requeue
             line = f"{status.state.value} ({status.reason})" if status.reason else status.state.value
+            step = find_next_step(status.reason)
+            line += f"; next: {step}" if step else ""
             topic: tuple[object, ...] = (status.state, status.reason)
         else:
             line = " · ".join(part for part in (render_progress(state), status.nodes) if part)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
+from rlk_repro.base.errors import CheckFailed
 from rlk_repro.base.escapes import printable
-from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import count, format_duration
 from rlk_repro.clusters.api import Bound, Job
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.differences import Kind
-from rlk_repro.schedule import make_schedule
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Lane, Measure
 from rlk_repro.spec.values import CROSSOVER
 from rlk_repro.statistics.power import chance_of_live_gates, smallest_effect, smallest_session_effect
@@ -20,14 +21,19 @@ from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.differences import list_differences
 
 SHOWN_HASH: Final = 12
-MAX_ORDERS: Final = 3
+NOWHERE: Final = Path("/runs/run/id")
+RAN_ON: Final = frozenset({"cpu", "h100", "h200"})
+"""The hardware of the bundles in the repository's evidence."""
+NEVER_RAN: Final = "no run on {} has been published: its layout, limits and times are untested estimates"
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
-    measure = plan.run.measure
+    measure, workload = plan.run.measure, WORKLOADS[plan.run.workload.kind]
     controls = [first.is_control for first, _ in plan.pairs().values()]
     num_pairs = controls.count(False)
-    minutes = plan.expected_minutes()
+    minutes, storing = plan.expected_minutes(), _find_storing(plan)
+    if minutes is not None and storing is not None:
+        minutes += storing["expected_minutes"] or 0.0
     return {
         "num_trials": len(plan.trials),
         "num_pairs": num_pairs,
@@ -35,23 +41,56 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         **({"num_sessions": len(plan.trials)} if plan.is_crossover else {}),
         "expected_minutes": minutes,
         "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
+        "rollouts_first": storing,
+        "has_run_on_hardware": plan.hardware.hardware in RAN_ON,
         "smallest_visible_effect": (
             find_visible_effect(measure, plan.run.lane) if num_pairs or plan.is_crossover else None
         ),
-        **({"other_design": _find_other_design(plan)} if _has_choice(plan) else {}),
+        "prediction": _predict(plan),
         "operators": [
             {"op": op, "is_eligible": not reason, "reason": reason} for op, reason in plan.explain_operators().items()
         ],
         "differences": [item.to_json() for item in list_differences(plan)],
-        "warnings": [finding.to_json() for finding in _find_warnings(plan)],
+        "warnings": [finding.to_json() for finding in workload.find_warnings(plan)],
     }
 
 
-def _find_warnings(plan: Plan) -> list[Finding]:
-    from rlk_repro.agent.preflight.checks import find_unused
+def _predict(plan: Plan) -> dict[str, Any] | None:
+    """Return what a timed run of vime is predicted to save, or why nothing is; None for other runs."""
+    from rlk_repro.prediction import describe_share, load_measured, predict_plan
 
-    unused = find_unused(plan.profile.preflight)
-    return [*WORKLOADS[plan.run.workload.kind].find_warnings(plan), *unused]
+    if plan.run.workload.kind != "vime" or not plan.routed or not plan.run.workload.is_timed:
+        return None
+    try:
+        found = predict_plan(plan, load_measured())
+    except CheckFailed as error:
+        return {"refused": str(error.problems[0]).partition("\n")[0]}
+    return {**found.to_json(), "text": f"{found.saved_ms:.0f} ms less, {describe_share(found)}"}
+
+
+def _prediction_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is predicted, and a warning where the plan's smallest visible effect is larger."""
+    found, visible = summary["prediction"], summary["smallest_visible_effect"]
+    if found is None:
+        return
+    if "refused" in found:
+        yield "predicted", f"nothing: {found['refused']} (`rlk-repro predict` names the run that would tell)"
+        return
+    yield "predicted", found["text"]
+    if not found["shares_pct"] or visible is None:
+        return
+    _, low, high = (share / (100 - share) for share in found["shares_pct"])
+    if low < visible:
+        what = "cannot see" if high < visible else "may miss"
+        yield "warning", f"the plan {what} what is predicted: plan more sessions or pairs"
+
+
+def _find_storing(plan: Plan) -> dict[str, float | None] | None:
+    """Return the cost of the live run that stores rollouts before the trials; None if the plan needs no such run."""
+    if not WORKLOADS[plan.run.workload.kind].rollout_commands(plan, RunDir(NOWHERE)):
+        return None
+    minutes = plan.storing_minutes
+    return {"expected_minutes": minutes, "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus}
 
 
 def find_visible_effect(measure: Measure, lane: Lane) -> float | None:
@@ -90,38 +129,6 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
     )
 
 
-def _has_choice(plan: Plan) -> bool:
-    """Only a timed run has a choice of design; comparisons of switches or commits need ``parallel``."""
-    return plan.run.workload.is_timed and bool(plan.routed) and plan.run.rl_kernel.commits is None
-
-
-def _find_other_design(plan: Plan) -> dict[str, Any]:
-    other = plan.run.measure.other_design
-    minutes = None
-    if plan.expected_minutes() is not None and plan.run.expected_session_minutes:  # an estimate for each design
-        estimates = plan.run.model_copy(update={"measure": other}).expected_minutes
-        minutes = estimates[plan.hardware.hardware] * other.num_trials
-    return {
-        "design": other.design,
-        "expected_minutes": minutes,
-        "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
-        "smallest_visible_effect": find_visible_effect(other, plan.run.lane),
-    }
-
-
-def _describe_other_design(summary: dict[str, Any], plan: Plan) -> str:
-    other = summary["other_design"]
-    seen, here = other["smallest_visible_effect"], summary["smallest_visible_effect"]
-    text = f"{other['design']}: detects {_percent(seen)}; duration: {_duration(other)}"
-    sees_more = here is None or (seen is not None and seen < here)
-    better = other["design"] if sees_more else plan.run.measure.design
-    return f"{text}. For speed and memory use {better}; only the parallel design measures reward over training"
-
-
-def _percent(effect: float | None) -> str:
-    return "no gain" if effect is None else f"a gain of {effect * 100:.1f} %"
-
-
 def describe_dry_run(plan: Plan, job: Job) -> dict[str, Any]:
     """Return the answer of a dry run: the plan, its figures, and exactly the job that ``submit`` would send."""
     shown = {"files": dict(job.files), "command": job.command, "env": dict(job.env)}
@@ -133,9 +140,10 @@ def bound_line(plan: Plan, bound: Bound) -> str:
     hours = bound.time_min / 60 * num_nodes * bound.gpus_per_node
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
     line = f"{count(num_nodes, 'node')} for at most {format_duration(bound.time_min * 60)} a job, {cost}"
+    if bound.num_jobs == 1:
+        return line
     what = "session" if plan.is_crossover else "pair"
-    more = f"; if one job is too short, more jobs follow, each for at least one {what}; at most {bound.num_jobs} in all"
-    return line + more * (bound.num_jobs > 1)
+    return f"{line}; if one is too short, more follow, each for at least one {what}; at most {bound.num_jobs} in all"
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -144,11 +152,13 @@ def plan_lines(plan: Plan) -> list[str]:
         ("run", f"{plan.run.run} · {plan.run.workload.kind} · lane {plan.run.lane} · stack {plan.stack.stack}"),
         ("where", f"{plan.cluster} · profile {plan.profile.profile} · {plan.hardware.title}"),
         ("layout", _describe_layout(plan)),
-        *(_session_rows(plan) if plan.is_crossover else _trial_rows(plan, summary)),
-        ("duration", _duration(summary)),
-        ("smallest effect", _effect(summary, plan)),
-        *((("other design", _describe_other_design(summary, plan)),) if _has_choice(plan) else ()),
-    ]  # fmt: skip
+    ]
+    rows.append(_describe_amount(plan, summary))
+    rows.append(("duration", _describe_cost(summary)))
+    if not summary["has_run_on_hardware"]:
+        rows.append(("evidence", NEVER_RAN.format(plan.hardware.hardware)))
+    rows.append(("smallest effect", _effect(summary, plan)))
+    rows += _prediction_rows(summary)
     if plan.routed:
         rows += _operator_rows(plan, summary)
     rows += _difference_rows(summary)
@@ -156,7 +166,8 @@ def plan_lines(plan: Plan) -> list[str]:
     if not plan.run.entropy_metric:
         rows.append(("entropy metric", "not computed, in both variants"))
     if plan.run.gc_freeze:
-        rows.append(("garbage collector", "objects frozen after the warm-up (gc.freeze), in both variants"))
+        frozen = "objects frozen after the warm-up (gc.freeze), in both variants"
+        rows.append(("garbage collector", frozen))
     missing = plan.stack.unpublished.get(plan.hardware.image_platform)
     if missing is not None:
         hint = find_build_hint(plan) or "build it"
@@ -180,44 +191,39 @@ def _describe_layout(plan: Plan) -> str:
     return f"{size} · {parallel} CP {layout.context_parallel} EP {layout.expert_parallel}"
 
 
-def _trial_rows(plan: Plan, summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _describe_amount(plan: Plan, summary: dict[str, Any]) -> tuple[str, str]:
     measure = plan.run.measure
-    yield (
-        "trials",
+    if plan.is_crossover:
+        text = (
+            f"{measure.sessions} of {plan.num_steps} steps: {measure.warmup_steps} warm-up steps, "
+            f"{measure.blocks} blocks and {measure.control_blocks} control blocks, "
+            f"each of 4 × {measure.period_steps} steps, and {measure.shadow_steps} shadow steps"
+        )
+        return "sessions", text
+    text = (
         f"{summary['num_trials']} trials in {count(summary['num_pairs'], 'pair')} and "
         f"{count(summary['num_control_pairs'], 'control pair')}; "
-        f"each trial: {measure.warmup_steps} warm-up + {measure.scored_steps} scored steps",
+        f"each trial: {measure.warmup_steps} warm-up + {measure.scored_steps} scored steps"
     )
-    yield "order", " ".join(f"{trial.pair}:{trial.variant[0]}" for trial in plan.trials)
-
-
-def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Control blocks are in brackets."""
-    measure = plan.run.measure
-    yield (
-        "sessions",
-        f"{measure.sessions} of {plan.num_steps} steps: {measure.warmup_steps} warm-up steps, {measure.blocks} blocks "
-        f"and {measure.control_blocks} control blocks, each of 4 × {measure.period_steps} steps, "
-        f"and {measure.shadow_steps} shadow steps",
-    )
-    for number, trial in enumerate(plan.trials[:MAX_ORDERS]):
-        blocks = make_schedule(measure, trial.seed).blocks
-        shown = " ".join(f"({block.order})" if block.is_control else block.order for block in blocks)
-        yield "" if number else "order", f"{trial.pair}: {shown}"
-    if len(plan.trials) > MAX_ORDERS:
-        yield "", f"… and {count(len(plan.trials) - MAX_ORDERS, 'session')} more (--json)"
+    return "trials", text
 
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Only preflight in the job knows whether RL-Kernel is installed."""
-    is_installed = ", if RL-Kernel is installed" if plan.needs_rl_kernel else ""
-    mode = f"mode {plan.run.rl_kernel.mode}; operators of this layout{is_installed}:"
+    mode = f"mode {plan.run.rl_kernel.mode}; operators of this layout"
+    if plan.needs_rl_kernel:  # only preflight in the job knows
+        mode += ", if RL-Kernel is installed"
+    rows = [("rl-kernel", f"{mode}:")]
     if title := plan.run.implementation_title:
-        rows = [("enabled", title), ("operators", mode)]
-    else:
-        rows = [("rl-kernel", mode)]
+        rows = [("enabled", title), ("operators", f"{mode}:")]
     for item in summary["operators"]:
         rows.append((f"  {item['op']}", "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}"))
+    if not plan.needs_rl_kernel:
+        return rows
+    for op in sorted(set(plan.run.rl_kernel.ops) - set(plan.ops)):
+        reason = f"not on {plan.hardware.hardware} in this run"
+        if op == "logp":
+            reason += ": expect no gain, since logp gives nearly all of it"
+        rows.append((f"  {op}", reason))
     return rows
 
 
@@ -233,11 +239,25 @@ def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", undeclared if Kind.UNDECLARED in kinds else same
 
 
+def describe_cost(plan: Plan) -> str:
+    """Return the expected time and GPU-hours of the trials with the rollouts that are stored first."""
+    return _describe_cost(plan_summary(plan))
+
+
+def _describe_cost(summary: dict[str, Any]) -> str:
+    text, storing = _duration(summary), summary["rollouts_first"]
+    if storing is None:
+        return text
+    if storing["expected_minutes"] is None:
+        return f"{text}, without the rollouts that are stored first: no estimate"
+    return f"{text}, of which rollouts first: {_duration(storing)}"
+
+
 def _duration(summary: dict[str, Any]) -> str:
     if summary["expected_minutes"] is None:
         return "no estimate for this hardware and number of steps"
     text = f"about {format_duration(summary['expected_minutes'] * 60)}"
-    return f"{text} · {summary['gpu_hours']:.2f} GPU-hours" if summary["gpu_hours"] else f"{text} · no GPU"
+    return f"{text} · {summary['gpu_hours']:.3g} GPU-hours" if summary["gpu_hours"] else f"{text} · no GPU"
 
 
 def _effect(summary: dict[str, Any], plan: Plan) -> str:
@@ -248,21 +268,23 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
     if plan.is_crossover:
         if effect is None:
             return "none: 'faster' needs 3 sessions of 6 blocks, and either no control blocks or at least 6 in total"
-        return (
-            f"{effect * 100:.1f} % of step time: {measure.sessions} sessions reliably detect a gain of this size if "
-            f"block effects have a standard deviation of {measure.expected_block_sd_pct:g} %. The verdict 'faster' "
-            f"needs a change of over {measure.smallest_effect_pct:g} %"
-        )
+        scatter = f"blocks scatter by {measure.expected_block_sd_pct:g} % (sd)"
+        return _describe_effect(effect, measure, f"{measure.sessions} sessions", scatter)
     if summary["num_pairs"] < 6:
         return f"none: the verdicts 'faster' and 'slower' need 6 pairs, and this run has {summary['num_pairs']}"
-    gates = _find_gates_chance(measure, plan.run.lane)
     if effect is None:
+        failing_pct = 100 - _find_gates_chance(measure, plan.run.lane) * 100
         return (
-            f"none: even if the variants are equal, the gates on rewards and lengths pass in only {gates * 100:.1f} % "
-            "of runs; plan more pairs or steps"
+            f"none, too few pairs: even without any difference, the gates on reward and length "
+            f"fail in {failing_pct:.0f} % of runs; add pairs, as with "
+            f"--pairs {2 * summary['num_pairs']}, or steps"
         )
+    scatter = f"pairs scatter by {measure.expected_pair_sd_pct:g} % (sd)"
+    return _describe_effect(effect, measure, f"{summary['num_pairs']} pairs", scatter)
+
+
+def _describe_effect(effect: float, measure: Measure, amount: str, scatter: str) -> str:
     return (
-        f"{effect * 100:.1f} % of step time: {summary['num_pairs']} pairs reliably detect a gain of this size if pair "
-        f"effects have a standard deviation of {measure.expected_pair_sd_pct:g} %. The verdict 'faster' needs a change "
-        f"of over {measure.smallest_effect_pct:g} %"
+        f"{effect * 100:.1f} % of step time: {amount} detect such a gain in 9 of 10 runs, "
+        f"if {scatter}; 'faster' needs more than {measure.smallest_effect_pct:g} %"
     )

@@ -13,7 +13,7 @@ from rlk_repro.base.units import parse_minutes
 from rlk_repro.clusters.profiles import render_profile, take_likeliest
 from rlk_repro.clusters.registry import BACKENDS, get_backend
 from rlk_repro.spec import Profile, Run
-from rlk_repro.spec.load import Loaded, Override, load_bytes, load_profile
+from rlk_repro.spec.load import Loaded, Override, load_bytes, load_hardware, load_profile
 from rlk_repro.spec.values import BASELINE, ENABLED
 
 LOCAL: Final = "local"
@@ -35,6 +35,7 @@ class Request:
     is_exploratory: bool = False
     is_dry_run: bool = False
     max_job_time: str | None = None
+    gpus: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,27 +58,35 @@ def find_site(request: Request, run: Run) -> Site:
             return _propose(cluster, overrides)
         except EnvironmentMissing as error:
             if not request.is_dry_run:
-                raise _offer_dry_run(error) from None
+                last = error.problems[-1]
+                hint = "--dry-run shows the job without sending it"
+                if last.hint:
+                    hint = f"{last.hint}; {hint}"
+                raise EnvironmentMissing(*error.problems[:-1], replace(last, hint=hint)) from None
             words = error.problems[0].what.partition("(")[0].strip()
             reason = f"{client} on this machine reaches no cluster ({words})"
     if not request.is_dry_run:
-        where = f"{reason}: submit on the cluster, or make a profile there with rlk-repro profile init"
-        hint = f"{where}; --dry-run shows the job without sending it"
-        raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
+        ways = "submit on the cluster, or make a profile there with rlk-repro profile init"
+        hint = f"{reason}: {ways}; --dry-run shows the job without sending it"
+        raise _missing_profile(cluster, hint)
     hardware = request.hardware or next(iter(run.layouts))
+    load_hardware(hardware)  # a wrong name is the hardware's, not that of the profile made from it
     name = f"generic-{hardware}"
     remark = f"{reason}: the job uses the shipped profile {name}, whose paths are examples"
     return Site(profile=resolve_profile(name, cluster, overrides), remarks=(remark,))
 
 
-def _offer_dry_run(error: EnvironmentMissing) -> EnvironmentMissing:
-    *others, last = error.problems
-    hint = "; ".join(filter(None, (last.hint, "--dry-run shows the job without sending it")))
-    return EnvironmentMissing(*others, replace(last, hint=hint))
-
-
 def _list_profile_overrides(request: Request) -> list[Override]:
-    """``--max-job-time`` is for Slurm, because only there can a run continue in a further job."""
+    """``--max-job-time`` is for Slurm, where a run can continue in a further job; ``--gpus`` is for this machine."""
+    if request.gpus is not None:
+        numbers = [word.strip() for word in request.gpus.split(",")]
+        if request.cluster not in {None, LOCAL}:
+            what = "works on this machine only, because a scheduler assigns GPUs itself"
+            raise SpecError(Problem("--gpus", what, got=request.cluster, expected="--cluster local"))
+        if not all(number.isdecimal() for number in numbers):
+            expected = "numbers of this machine's GPUs, such as 0 or 0,1"
+            raise SpecError(Problem("--gpus", "not a list of GPUs", got=request.gpus, expected=expected))
+        return [Override(("gpus",), [int(number) for number in numbers], "--gpus")]
     if request.max_job_time is None:
         return []
     flag = "--max-job-time"
@@ -104,12 +113,10 @@ def _propose(cluster: str, overrides: Sequence[Override]) -> Site:
     return Site(profile=loaded, remarks=remarks, is_proposed=True)
 
 
-def _missing_profile(cluster: str) -> SpecError:
+def _missing_profile(cluster: str, hint: str) -> SpecError:
     known = ", ".join(list_names(profile_folders(cluster))) or "(none)"
-    return SpecError(
-        Problem("--profile", f"needed for cluster {cluster}", expected=f"a file, or one of {known}",
-                hint=f"rlk-repro profile init --cluster {cluster} writes one; run it on the cluster")
-    )  # fmt: skip
+    what, expected = f"needed for cluster {cluster}", f"a file, or one of {known}"
+    return SpecError(Problem("--profile", what, expected=expected, hint=hint))
 
 
 def choose_hardware(request: Request, run: Run, found: Site) -> tuple[str, tuple[str, ...]]:
@@ -140,7 +147,8 @@ def resolve_profile(name: str | None, cluster: str | None, overrides: Sequence[O
     folders = profile_folders(wanted)
     if name is None:
         if wanted != LOCAL:
-            raise _missing_profile(wanted)
+            hint = f"rlk-repro profile init --cluster {wanted} writes one; run it on the cluster"
+            raise _missing_profile(wanted, hint)
         name = LOCAL
     profile = load_profile(name, folders, BACKENDS, overrides)
     if cluster is not None and profile.model.cluster != cluster:

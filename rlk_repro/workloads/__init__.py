@@ -9,8 +9,7 @@ from rlk_repro.prepare.contents import ROLLOUTS, copy_rollouts, find_parts, load
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Words, Workload
-from rlk_repro.workloads.module import Module
-from rlk_repro.workloads.operators import Operators
+from rlk_repro.workloads.bench import Module, Operators
 from rlk_repro.workloads.reference import Reference
 from rlk_repro.workloads.vime import Vime
 

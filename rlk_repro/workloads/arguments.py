@@ -8,8 +8,10 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from rlk_repro.base.errors import Problem
+from rlk_repro.base.resources import suggest
 from rlk_repro.base.units import count, format_count
-from rlk_repro.plan import Plan
+from rlk_repro.plan import Plan, Trial
+from rlk_repro.workloads.environment import find_env_problems
 
 MOST_PAIRS_WITHOUT_VERDICT: Final = 5
 
@@ -35,14 +37,29 @@ def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> list[Problem]:
-    """Return a problem with the message ``what`` for each size above 1 in the layout, except sizes in ``free``."""
+def switch_flags(plan: Plan, trial: Trial, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trial's arguments with the flags of the user's own switch; its value False leaves a flag out."""
+    own = {} if plan.run.switch is None or plan.is_crossover else plan.run.switch.flags_of(trial.variant)
+    return {flag: value for flag, value in {**arguments, **own}.items() if flag not in own or value is not False}
+
+
+def _find_switch_problems(plan: Plan, known: Collection[str]) -> Iterator[Problem]:
+    """Refuse flags of an own switch that this trainer does not have."""
+    for name in sorted(plan.switches):
+        if name.startswith("--") and name[2:] not in known:
+            expected = ", ".join(f"--{flag}" for flag in sorted(known)) or "variables only"
+            yield Problem(f"run {plan.run.run}: switch.{name}", "is no flag that may differ between this trainer's "
+                          "variants", expected=expected, hint=suggest(name[2:], sorted(known)))  # fmt: skip
+
+
+def find_plan_problems(plan: Plan, what: str, known: Collection[str] = (), free: Collection[str] = ()) -> list[Problem]:
+    """Find variables that a plan may not set, flags that are not ``known``, and sizes above 1 that are not ``free``."""
+    problems = [*find_env_problems(plan), *_find_switch_problems(plan, known)]
     where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}"
-    return [
-        Problem(f"{where}.{name}", what, got=value, expected="at most 1")
-        for name, value in plan.layout.model_dump().items()
-        if value > 1 and name not in free
-    ]
+    for name, value in plan.layout.model_dump().items():
+        if value > 1 and name not in free:
+            problems.append(Problem(f"{where}.{name}", what, got=value, expected="at most 1"))
+    return problems
 
 
 def find_untimed_problems(plan: Plan) -> Iterator[Problem]:

@@ -21,18 +21,22 @@ NOWHERE: Final = RunDir(Path("/runs/run/id"))
 def list_differences(plan: Plan) -> tuple[Difference, ...]:
     """Return the differences between the trials of all pairs of a plan, each difference once."""
     command = WORKLOADS[plan.run.workload.kind].trainer_command
-    pairs = (
-        [_from_command(trial, command(plan, trial, NOWHERE)) for trial in (first, second)]
-        for first, second in _list_pairs(plan)
-    )
-    return _merge(compare(first, second, plan.switches) for first, second in pairs)
+    found = []
+    for pair in _list_pairs(plan):
+        first, second = (_from_command(trial, command(plan, trial, NOWHERE)) for trial in pair)
+        found.append(compare(first, second, plan.switches))
+    return _merge(found)
 
 
 def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...] | None:
     """Return the recorded differences between the trials of all pairs, each once; None if no pair is recorded."""
     records = [read_pair(run_dir, *pair, plan.switches).differences for pair in _list_pairs(plan)]
     found = [record[part] for record in records for part in (COMMAND, ENVIRONMENT) if part in record]
-    return _merge(found) if found else None
+    if not found:
+        return None
+    # what the variants loaded is shown only where a switch declares it, as with two checkouts
+    loaded = [item for record in records for items in record.values() for item in items if item.kind is Kind.SWITCH]
+    return _merge([*found, loaded])
 
 
 def find_undeclared(plan: Plan) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,9 @@ from typing import Final
 
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.plan import Plan, Trial
-from rlk_repro.rundir.paths import RunDir, TrialDir
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.schedule import make_schedule
+from rlk_repro.sources import PINNED, CodeSource
 from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.switches import (
@@ -19,9 +21,7 @@ from rlk_repro.switches import (
     ENGINES_DIR,
     ENTROPY_METRIC,
     GC_FREEZE,
-    LIBRARIES_DIR,
     OPS_DIR,
-    PROFILED_STEPS,
     SCHEDULED,
     SWITCH,
     SWITCH_BASELINE_OPS,
@@ -33,16 +33,13 @@ from rlk_repro.switches import (
 )
 from rlk_repro.workloads.api import Command
 
-JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-OVERRIDE_JOB_CONFIG: Final = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
-"""With this variable, Ray merges the runtime environments of the job and of the trainer."""
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
 
 # One of these variables in the user's shell could turn a baseline into an enabled trial, or change both variants.
 DECLARED: Final = VARIANT_SWITCHES | {
-    *(OPS_DIR, LIBRARIES_DIR, ENGINES_DIR),
-    *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS, AGREEMENT_RECORD, DEMO_WAIT),
+    *(OPS_DIR, ENGINES_DIR),
+    *(ENTROPY_METRIC, GC_FREEZE, AGREEMENT_RECORD, DEMO_WAIT),
 }
 
 # The flag or key by which a user changes each variable.
@@ -55,7 +52,6 @@ SWITCHES: Final = {
     SWITCH_COMMIT: "the key `rl_kernel.commits` in the run",
     ENTROPY_METRIC: "--set entropy_metric=…",
     GC_FREEZE: "--set gc_freeze=…",
-    PROFILED_STEPS: "--set workload.profiler=…",
     **dict.fromkeys((AGREEMENT_RECORD, DEMO_WAIT), "the key `switch` in the run"),
 }
 
@@ -68,6 +64,7 @@ ASTRAY: Final = frozenset(
 # Many containers set this variable. With it, every process of every trial compiles all files that it imports.
 UNCOMPILED: Final = "PYTHONDONTWRITEBYTECODE"
 
+MNNVL: Final = "NCCL_MNNVL_ENABLE"
 _SWITCH: Final = r"[01]"
 _NUMBER: Final = r"\d{1,9}"
 _WORDS: Final = r"[A-Za-z0-9^,_]{1,100}"
@@ -93,12 +90,9 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
     for name, value in sorted(env.items()):
         pattern = RUN_ENV.get(name)
         if pattern is None:
-            hint = "a profile may set any variable under env"
-            problems.append(
-                Problem(
-                    f"{where}.{name}", "a run may not set this variable", expected=", ".join(sorted(RUN_ENV)), hint=hint
-                )
-            )
+            expected, hint = ", ".join(sorted(RUN_ENV)), "a profile may set any variable under env"
+            what = "a run may not set this variable"
+            problems.append(Problem(f"{where}.{name}", what, expected=expected, hint=hint))
         elif re.fullmatch(pattern, value) is None:
             problems.append(Problem(f"{where}.{name}", "wrong value", got=value, expected=f"one like {pattern}"))
     return problems
@@ -107,7 +101,7 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
     """Return the variables that rlk-repro sets for a trial: record folders, metrics, declared switches."""
     folder = run_dir.trial(trial.name)
-    env = record_env(folder)
+    env = {OPS_DIR: str(folder.ops.absolute())}
     if plan.run.workload.compares_engines:
         env[ENGINES_DIR] = str(folder.engines.absolute())
     if plan.num_gpus >= 2:
@@ -129,7 +123,7 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
     if plan.run.switch is not None and schedule:
         return {**dict.fromkeys(plan.run.switch.baseline, SCHEDULED), **schedule}
     if plan.run.switch is not None:
-        return dict(plan.run.switch.baseline if trial.variant == BASELINE else plan.run.switch.enabled)
+        return plan.run.switch.variables_of(trial.variant)
     if not plan.run.is_routed(trial.variant):
         return {}
     ops = ",".join(plan.ops_of(trial.variant))
@@ -139,10 +133,6 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
     if commit := plan.run.rl_kernel.find_commit(trial.variant):
         switches[SWITCH_COMMIT] = commit
     return switches
-
-
-def record_env(trial_dir: TrialDir) -> dict[str, str]:
-    return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
 
 
 def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
@@ -163,29 +153,60 @@ def trainer_module(plan: Plan, argv: Sequence[str], own: Mapping[str, str]) -> C
 
 
 def find_env_problems(plan: Plan) -> list[Problem]:
-    """Find variables that a profile may not set, because the launcher sets them, and those that a run may not set."""
+    """Find variables that a profile or an own switch may not set, because the launcher sets them."""
     where = f"profile {plan.profile.profile}: env"
-    switch, found = plan.run.switch, []
-    sides = {} if switch is None else {BASELINE: switch.baseline, ENABLED: switch.enabled}
-    for variant, env in sides.items():
-        found += find_run_problems(f"run {plan.run.run}: switch.{variant}", env)
-    return found + [
+    forced, reason = plan.profile.env.get(MNNVL), "on one node NCCL fails with it where no IMEX channel is"
+    unneeded = [Problem(f"{where}.{MNNVL}", reason, got=forced, expected="no such key: NCCL looks for NVLink itself")]
+    found = unneeded if forced == "1" and plan.layout.num_nodes == 1 and plan.num_gpus > 1 else []
+    found = found + [
         Problem(f"{where}.{name}", "is set by the launcher", expected="another variable")
         for name in sorted(plan.profile.env.keys() & (FIXED_ENV.keys() | DECLARED | plan.switches))
     ]
+    if plan.run.switch is None:
+        return found
+    for name in sorted(plan.switches & (DECLARED - {AGREEMENT_RECORD, DEMO_WAIT})):
+        hint = f"to change it, use {SWITCHES[name]}" if name in SWITCHES else None
+        found.append(Problem(f"run {plan.run.run}: switch.{name}", "is set by the launcher", hint=hint))
+    return found
+
+
+def find_trainer_path(plan: Plan, inherited: str = "") -> str:
+    """Return where the baseline's trainer imports from: the switch's checkouts, then the profile's PYTHONPATH."""
+    path = profile_env(plan)[0].get("PYTHONPATH", inherited)
+    return os.pathsep.join([*find_checkouts(plan, BASELINE).values(), *filter(None, [path])])
+
+
+def find_foreign_switch(plan: Plan) -> list[Problem]:
+    """Find the variables of another person's switch that are not on the list, because they could load foreign code."""
+    found: list[Problem] = []
+    switch = plan.run.switch
+    if switch is not None:
+        for variant in (BASELINE, ENABLED):
+            found += find_run_problems(f"run {plan.run.run}: switch.{variant}", switch.variables_of(variant))
+    return found
+
+
+def find_checkouts(plan: Plan, variant: str) -> dict[CodeSource, str]:
+    """Return the folders from which this variant imports the code bases that the user's switch names."""
+    switch = plan.run.switch
+    named = {} if switch is None else switch.variables_of(variant)
+    return {source: named[source.variable] for source in PINNED if source.variable in named}
 
 
 def resolve_env(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the trainer's whole environment; raise SpecError if variables that ``from_env`` names are not set."""
-    absent = sorted({source for source in command.from_env.values() if source not in environ})
-    if absent:
-        raise SpecError(
-            *(
-                Problem(f"environment variable {name}", "is not set", expected="a value", hint=f"export {name}=…")
-                for name in absent
-            )
-        )
+    problems = [
+        Problem(f"environment variable {name}", "is not set", expected="a value", hint=f"export {name}=…")
+        for name in sorted(set(command.from_env.values()) - environ.keys())
+    ]
+    if problems:
+        raise SpecError(*problems)
     left_out = DECLARED | {UNCOMPILED} | (ASTRAY if command.needs_ray else frozenset())
     inherited = {name: value for name, value in environ.items() if name not in left_out}
     named = {name: environ[source] for name, source in command.from_env.items()}
-    return inherited | dict(command.env) | named
+    env = inherited | dict(command.env) | named
+    # the checkouts that a trial names come before all other folders from which Python imports
+    folders = [command.env[source.variable] for source in PINNED if source.variable in command.env]
+    if folders:
+        env["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [env.get("PYTHONPATH")])])
+    return env

@@ -14,13 +14,14 @@ from rlk_repro.spec import ReferenceWorkload
 from rlk_repro.workloads.api import Command, Words, Workload
 from rlk_repro.workloads.arguments import (
     describe_rollouts,
-    find_layout_problems,
+    find_plan_problems,
     find_untimed_problems,
     setting_flags,
     spell_flags,
+    switch_flags,
     trial_flags,
 )
-from rlk_repro.workloads.environment import THREADS, find_env_problems, trainer_module, trial_env
+from rlk_repro.workloads.environment import THREADS, trainer_module, trial_env
 
 TRAINER: Final = "rlk_repro.refengine"
 INIT_PATH: Final = "rlk_repro.integration.reference.install"
@@ -37,7 +38,7 @@ class Reference(Workload):
 
     def find_problems(self, plan: Plan) -> list[Problem]:
         what = "the reference trainer is one process on one device"
-        return [*find_env_problems(plan), *find_layout_problems(plan, what), *find_untimed_problems(plan)]
+        return [*find_plan_problems(plan, what, known=_list_flags(plan)), *find_untimed_problems(plan)]
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         flags, stored = ["--custom-megatron-init-path", INIT_PATH], None
@@ -45,7 +46,8 @@ class Reference(Workload):
             stored = run_dir.rollouts_of(trial.seed)
             folder = run_dir.session_rollouts(trial.name) if plan.is_crossover else stored
             flags += ["--debug-train-only", "--load-debug-rollout-data", folder.template]
-        command = _make_command(plan, trial_flags(plan, trial.seed), flags, trial_env(plan, trial, run_dir))
+        settings = switch_flags(plan, trial, _list_flags(plan))
+        command = _make_command(plan, trial_flags(plan, trial.seed), settings, flags, trial_env(plan, trial, run_dir))
         return replace(command, stored=stored if plan.is_crossover else None)
 
     def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
@@ -60,7 +62,11 @@ class Reference(Workload):
         num_stored, flag = plan.run.measure.num_stored, "--save-debug-rollout-data"
         return {
             seed: _make_command(
-                plan, trial_flags(plan, seed, num_stored), [flag, run_dir.rollouts_of(seed).template], {}
+                plan,
+                trial_flags(plan, seed, num_stored),
+                _list_flags(plan),
+                [flag, run_dir.rollouts_of(seed).template],
+                {},
             )
             for seed in seeds
         }
@@ -77,9 +83,15 @@ class Reference(Workload):
         yield "rollouts", describe_rollouts(settings["grpo"])
 
 
-def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str, str]) -> Command:
+def _list_flags(plan: Plan) -> dict[str, Any]:
     workload = plan.run.workload
     assert isinstance(workload, ReferenceWorkload)
-    argv = [TRAINER, *first, "--num-threads", str(workload.num_threads)]
-    argv += spell_flags(setting_flags(workload.model) | setting_flags(workload.task) | setting_flags(workload.grpo))
-    return trainer_module(plan, [*argv, *flags], {THREADS: str(workload.num_threads)} | own)
+    threads = {"num-threads": workload.num_threads}
+    return threads | setting_flags(workload.model) | setting_flags(workload.task) | setting_flags(workload.grpo)
+
+
+def _make_command(
+    plan: Plan, first: list[str], settings: Mapping[str, Any], flags: list[str], own: dict[str, str]
+) -> Command:
+    argv = [TRAINER, *first, *spell_flags(settings), *flags]
+    return trainer_module(plan, argv, {THREADS: str(settings["num-threads"])} | own)

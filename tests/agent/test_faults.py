@@ -15,7 +15,8 @@ import pytest
 from rlk_repro.agent.resume import find_whole_pairs
 from rlk_repro.base import proc
 from rlk_repro.base.files import load_json
-from rlk_repro.bundle.seal import inspect_bundle, pack
+from rlk_repro.bundle.inspect import inspect_bundle
+from rlk_repro.bundle.seal import pack
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT

@@ -119,7 +119,7 @@ if kind == "local":
 deadlines = Deadlines(grace_s=5, idle_s=0.05, pulse_s=0.2, silent_s=3, handover_s=60)
 place = make_place(node, (node,), allocation)
 try:
-    code = run_agent(RunDir(Path(root)), place, is_resuming=True,
+    code = run_agent(RunDir(Path(root)), place,
                      parts=make_parts(FakeWorkload(actions=actions), deadlines=deadlines))
 except RlkReproError as error:
     sys.stderr.write(f"{error}")

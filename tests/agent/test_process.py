@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlk_repro.agent import process
-from rlk_repro.agent.outcome import judge
+from rlk_repro.agent.ends import judge
 from rlk_repro.agent.process import Cause, Ended, StopTimes, run_guarded
 from rlk_repro.base import guarded, proc, procfs
 from rlk_repro.base.errors import EnvironmentMissing
@@ -24,6 +24,29 @@ from tests.support.waiting import is_written, let_time_pass, signal_when, wait_u
 
 LIMITS = StopTimes(time_limit_s=3600, grace_s=20)
 GUARD = [sys.executable, "-I", "-S", str(Path(guarded.__file__).with_name("guard.py"))]
+
+
+@pytest.mark.parametrize(
+    ("error", "num_calls"),
+    [
+        ("Unable to connect to the server: net/http: TLS handshake timeout", 2),
+        ('Error from server (InternalError): an error on the server ("") has prevented the request', 2),
+        ("Error from server: etcdserver: request timed out", 2),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", 2),
+        ("squeue: error: Socket timed out on send/recv operation", 2),
+        ('time="x" level=fatal msg="received unexpected HTTP status 503: Service Unavailable"', 2),
+        ("toomanyrequests: You have reached your pull rate limit; Too Many Requests", 2),
+        ("Error from server (Forbidden): events is forbidden", 1),
+        ("squeue: error: Invalid user: nobody", 1),
+    ],
+)
+def test_a_question_is_asked_again_only_after_a_servers_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, num_calls: int
+) -> None:
+    monkeypatch.setattr(proc, "RETRY_S", 0)
+    script = 'echo x >>"$1"; printf %s "$2" >&2; exit 1'
+    done = proc.ask(["sh", "-c", script, "sh", str(tmp_path / "calls"), error])
+    assert (done.is_outage, (tmp_path / "calls").read_text()) == (num_calls == 2, "x\n" * num_calls)
 
 
 @pytest.fixture
@@ -48,7 +71,7 @@ def pids(tmp_path: Path) -> Path:
 
 def test_output_of_both_streams_and_the_exit_code_are_passed_on(stop: Stop) -> None:
     ended, output = run(stop, "print:one", "flood:300000", "exit:7")
-    assert (ended.code, ended.signal, ended.cause, ended.num_leftovers) == (7, None, None, 0)
+    assert (ended.code, ended.signal, ended.cause) == (7, None, None)
     assert output == b"one\n" + b"x" * 299_999 + b"\n"
 
 
@@ -97,7 +120,7 @@ def test_what_outlives_the_trainer_is_killed_also_in_a_session_of_its_own(
     stop: Stop, pids: Path, starting: str, number: int
 ) -> None:
     ended, output = run(stop, "print:last words", *[f"{starting}:{pids}"] * number)
-    assert (ended.code, ended.num_leftovers, output) == (0, number, b"last words\n")
+    assert (ended.code, output) == (0, b"last words\n")
     assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
 
 
@@ -158,57 +181,3 @@ def test_nothing_outlives_the_agent_even_when_the_guard_dies_too(
     ours.close()
     assert guarded.wait() == -signal.SIGKILL
     wait_until(lambda: find_alive([*members, child]) == [])
-
-
-def ended(**changes: object) -> Ended:
-    values: dict[str, object] = {"code": None, "signal": None, "cause": None, "num_leftovers": 0, "duration_s": 61.0}
-    return Ended(**values | changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("how", "tail", "has_oom_kill", "expected"),
-    [
-        (ended(code=0), b"CUDA out of memory", True, (TrialStatus.OK, "")),
-        (ended(code=1), b"boom", False, (TrialStatus.FAILED, "exit code 1; its log ends: boom")),
-        (ended(code=1), b"", False, (TrialStatus.FAILED, "exit code 1")),
-        (
-            ended(code=3), b"[x] begin\n\x1b[31mthis machine cannot\x1b[0m: no GPU\n  hint: a CPU\r\n", False,
-            (TrialStatus.FAILED, "exit code 3; its log ends: this machine cannot: no GPU; hint: a CPU"),
-        ),
-        (ended(code=1), b"\n  cut off\n\n", False, (TrialStatus.FAILED, "exit code 1; its log ends: cut off")),
-        (
-            ended(code=1), b"E: " + b"x" * 999, False,
-            (TrialStatus.FAILED, f"exit code 1; its log ends: E: {'x' * 297}…"),
-        ),
-        (ended(signal=signal.SIGSEGV), b"step 3", True, (TrialStatus.FAILED, "killed by SIGSEGV")),
-        (ended(signal=signal.SIGKILL), b"", False, (TrialStatus.FAILED, "killed by SIGKILL")),
-        (
-            ended(signal=signal.SIGKILL), b"", True,
-            (TrialStatus.OUT_OF_MEMORY, "host memory ran out (the kernel's out-of-memory killer); killed by SIGKILL"),
-        ),
-        (
-            ended(code=1), b"torch.OutOfMemoryError: CUDA out of memory. Tried", False,
-            (TrialStatus.OUT_OF_MEMORY, "device memory ran out (OutOfMemoryError); exit code 1"),
-        ),
-        (
-            ended(code=1), b"RuntimeError: HIP error: out of memory", False,
-            (TrialStatus.OUT_OF_MEMORY, "device memory ran out (HIP error: out of memory); exit code 1"),
-        ),
-        (
-            ended(signal=signal.SIGABRT), b"NCCL WARN Cuda failure 2 'out of memory'", False,
-            (TrialStatus.OUT_OF_MEMORY, "device memory ran out (Cuda failure 2 'out of memory); killed by SIGABRT"),
-        ),
-        (
-            ended(code=0, cause=Cause.TIMEOUT), b"", False,
-            (TrialStatus.TIMEOUT, "time limit reached after 1 min 01 s; exit code 0"),
-        ),
-        (
-            ended(signal=signal.SIGTERM, cause=Cause.INTERRUPT), b"CUDA out of memory", False,
-            (TrialStatus.INTERRUPTED, "the node agent was asked to stop; killed by SIGTERM"),
-        ),
-    ],
-)  # fmt: skip
-def test_how_a_trial_ended_is_judged(
-    how: Ended, tail: bytes, has_oom_kill: bool, expected: tuple[TrialStatus, str]
-) -> None:
-    assert judge(how, tail, has_oom_kill=has_oom_kill) == expected

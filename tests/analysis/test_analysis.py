@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +15,27 @@ from rlk_repro.logs.ops_lines import Step, Tokens
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.rundir.results import Analysis, GateStatus, PairStatus, ProofStatus, TrialStatus, VerdictWord
-from tests import ROOT
+from tests.conftest import WEIRD_NAMES
 from tests.support.make_run import Recipe, make_plan_for, make_run
 
 
-def test_the_same_bytes_give_the_same_analysis_wherever_they_lie(tmp_path: Path, weird_name: str) -> None:
-    first = dump_json(analyse(make_run(tmp_path / "a" / "id")).to_json())
-    second = dump_json(analyse(make_run(tmp_path / weird_name / "id")).to_json())
-    assert first == second
+def test_the_same_bytes_give_the_same_analysis_wherever_they_lie(tmp_path: Path) -> None:
+    first = analyse(make_run(tmp_path / "a" / "id")).content
+    assert all(analyse(make_run(tmp_path / name / "id")).content == first for name in WEIRD_NAMES[:3])
 
 
-def test_an_analysis_survives_a_round_trip(tmp_path: Path) -> None:
-    analysis = analyse(make_run(tmp_path / "id"))
+@pytest.mark.parametrize(
+    ("recipe", "word"),
+    [
+        (Recipe(speedup=1.2), VerdictWord.FASTER),
+        (Recipe(speedup=1 / 1.2), VerdictWord.SLOWER),
+        (Recipe(speedup=1.2, reward_drop=0.2), VerdictWord.NOT_COMPARABLE),
+    ],
+)
+def test_a_gain_a_loss_and_a_worse_reward_are_told(tmp_path: Path, recipe: Recipe, word: VerdictWord) -> None:
+    analysis = analyse(make_run(tmp_path / "a", recipe))
+    assert analysis.verdict.word is word, analysis.verdict
     assert Analysis.from_json(json.loads(dump_json(analysis.to_json()))) == analysis
-
-
-def test_a_real_gain_is_called_faster_and_swapped_slower(tmp_path: Path) -> None:
-    faster = analyse(make_run(tmp_path / "a", Recipe(speedup=1.2)))
-    assert faster.verdict.word is VerdictWord.FASTER, faster.verdict
-    slower = analyse(make_run(tmp_path / "b", Recipe(speedup=1 / 1.2)))
-    assert slower.verdict.word is VerdictWord.SLOWER, slower.verdict
-
-
-def test_a_worse_reward_makes_it_not_comparable(tmp_path: Path) -> None:
-    analysis = analyse(make_run(tmp_path / "a", Recipe(speedup=1.2, reward_drop=0.2)))
-    assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
 
 
 def test_enabled_that_fell_back_everywhere_makes_control_pairs(tmp_path: Path) -> None:
@@ -68,17 +62,9 @@ def test_a_failed_trial_stays_in_the_table_and_drops_its_pair(tmp_path: Path) ->
     assert analysis.verdict.num_pairs == 5
 
 
-def remove_exit(run_dir: RunDir) -> None:
-    run_dir.trial("00-p1-baseline").exit.unlink()
-
-
 def cut_log(run_dir: RunDir) -> None:
     path = run_dir.trial("00-p1-baseline").stdout
     write_text(path, "\n".join(path.read_text().splitlines()[:8]))
-
-
-def remove_ops(run_dir: RunDir) -> None:
-    run_dir.trial("01-p1-enabled").ops_file(0).unlink()
 
 
 def touch_baseline(run_dir: RunDir) -> None:
@@ -86,27 +72,23 @@ def touch_baseline(run_dir: RunDir) -> None:
     write_text(baseline, enabled.read_text())
 
 
-def tear_exit(run_dir: RunDir) -> None:
-    run_dir.trial("00-p1-baseline").exit.write_text('{"schema": 1, "sta')
-
-
 @pytest.mark.parametrize(
     ("change", "status", "reason"),
     [
-        (remove_exit, PairStatus.DROPPED, "00-p1-baseline: interrupted"),
-        (tear_exit, PairStatus.DROPPED, "00-p1-baseline: interrupted"),
+        (lambda run_dir: run_dir.trial("00-p1-baseline").exit.unlink(), PairStatus.DROPPED,
+         "00-p1-baseline: interrupted"),
+        (lambda run_dir: run_dir.trial("00-p1-baseline").exit.write_text('{"schema": 1, "sta'), PairStatus.DROPPED,
+         "00-p1-baseline: interrupted"),
         (cut_log, PairStatus.DROPPED, "00-p1-baseline: failed"),
-        (remove_ops, PairStatus.VOID, "01-p1-enabled: missing (the trainer wrote no ops file)"),
+        (lambda run_dir: run_dir.trial("01-p1-enabled").ops_file(0).unlink(), PairStatus.VOID,
+         "01-p1-enabled: missing (the trainer wrote no ops file)"),
         (touch_baseline, PairStatus.VOID, "00-p1-baseline: RL-Kernel may have run"),
     ],
-)
-def test_a_pair_counts_only_with_every_proof(
-    tmp_path: Path, change: Callable[[RunDir], None], status: PairStatus, reason: str
-) -> None:
+)  # fmt: skip
+def test_a_pair_counts_only_with_every_proof(tmp_path: Path, change: Any, status: PairStatus, reason: str) -> None:
     analysis = analyse(make_run(tmp_path / "a", change=change))
     pair = analysis.pairs[0]
-    assert pair.status is status
-    assert pair.reason.startswith(reason)
+    assert (pair.status, pair.reason.startswith(reason)) == (status, True)
     assert all(other.status is PairStatus.SCORED for other in analysis.pairs[1:])
 
 
@@ -158,58 +140,16 @@ def test_nodes_without_records_become_findings(tmp_path: Path) -> None:
     ]
 
 
-# Records that are left out, and a seal made afterwards, make no verdict stronger.
-
-BUNDLE = ROOT / "docs" / "evidence" / "qwen3-4b-random-tp2-h100.tgz"
-
-
-def change_lines(file: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-    changed = (change(json.loads(line)) for line in file.read_text().splitlines())
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in changed if line is not None))
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    with tarfile.open(BUNDLE) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return RunDir(tmp_path)
-
-
-def test_a_rank_without_its_comparison_leaves_the_numbers_undecided(run_dir: RunDir) -> None:
-    for file in run_dir.root.glob("trials/*/ops/1.jsonl"):
-        change_lines(file, lambda line: None if line["event"] == "shadow" else line)
-    analysis = analyse(run_dir)
-    (gate,) = (gate for gate in analysis.gates if gate.name == "same_numbers")
-    assert (gate.status, gate.detail) == (GateStatus.UNDECIDED, "s1, case as trained: rank 1 has no comparison")
-    assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
-
-
-def test_without_counts_of_compilations_no_block_counts(run_dir: RunDir) -> None:
-    for file in run_dir.root.glob("trials/*/ops/*.jsonl"):
-        change_lines(file, lambda line: {key: value for key, value in line.items() if key != "counts"})
-    analysis = analyse(run_dir)
-    assert all("has no counts of compilations" in block.reason for block in analysis.blocks)
-    assert analysis.verdict.word is not VerdictWord.FASTER
-
-
-@pytest.mark.parametrize(
-    ("key", "gate"),
-    [
-        ("'train/train_rollout_logprob_abs_diff'", "train_rollout_logprob_abs_diff"),
-        ("'rollout/raw_reward'", "raw_reward"),
-    ],
-)
-def test_a_metric_that_lacks_a_step_in_both_variants_leaves_its_gate_undecided(
-    tmp_path: Path, key: str, gate: str
-) -> None:
-    make_run(tmp_path / "run", Recipe(speedup=1.2))
-    run_dir = RunDir(tmp_path / "run")
+@pytest.mark.parametrize("key", ["train/train_rollout_logprob_abs_diff", "rollout/raw_reward"])
+def test_a_metric_that_lacks_a_step_in_both_variants_leaves_its_gate_undecided(tmp_path: Path, key: str) -> None:
+    run_dir = make_run(tmp_path / "run", Recipe(speedup=1.2))
     for log in run_dir.root.glob("trials/*/stdout.log"):
         lines = log.read_text().splitlines(keepends=True)
         last = max(number for number, line in enumerate(lines) if key in line)
         log.write_text("".join(lines[:last] + lines[last + 1 :]))
     analysis = analyse(run_dir)
-    assert gate in {item.name for item in analysis.gates if item.status is GateStatus.UNDECIDED}
+    undecided = {item.name for item in analysis.gates if item.status is GateStatus.UNDECIDED}
+    assert key.partition("/")[2] in undecided
     assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
 
 
@@ -247,19 +187,17 @@ def test_a_step_shows_whether_its_record_was_switched(planned: str, ranks: list[
 
 def test_a_missing_file_or_step_of_a_rank_proves_nothing() -> None:
     rank, other = make_rank(0, "enabled", TOKENS), make_rank(1, "enabled", TOKENS, step=1)
-    assert (
-        find_unswitched(OpsLog(ranks=(rank,), missing_ranks=(1,)), 0, "enabled", of_tokens=False)
-        == "no ops file of rank 1"
-    )
-    assert (
-        find_unswitched(OpsLog(ranks=(rank, other)), 0, "enabled", of_tokens=False)
-        == "ops/1.jsonl: has no record of step 0"
-    )
+    for log, reason in (
+        (OpsLog(ranks=(rank,), missing_ranks=(1,)), "no ops file of rank 1"),
+        (OpsLog(ranks=(rank, other)), "ops/1.jsonl: has no record of step 0"),
+    ):
+        assert find_unswitched(log, 0, "enabled", of_tokens=False) == reason
 
 
 # TCP on nodes that have a fabric, and variants that used different networks, prevent a verdict.
 
-TWO_NODES = Recipe(settings=("measure.scored_steps=4", "measure.warmup_steps=1", "layouts.h200.num_nodes=2"))
+ONE_PAIR = Recipe(settings=(*Recipe().settings, "measure.pairs=1"))
+TWO_NODES = Recipe(settings=(*ONE_PAIR.settings, "layouts.h200.num_nodes=2"))
 IB = {"network": "IB", "paths": ["NET/IB/GDRDMA"], "nvls": True, "mnnvl": False}
 TCP = {**IB, "network": "Socket", "paths": ["NET/Socket"]}
 
@@ -292,7 +230,7 @@ def test_tcp_beside_an_active_port_is_blocking(tmp_path: Path) -> None:
 
 
 def test_variants_over_different_networks_are_not_comparable(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path / "id", change=lambda made: plant(made, enabled={**IB, "nvls": False}))
+    run_dir = make_run(tmp_path / "id", ONE_PAIR, lambda made: plant(made, enabled={**IB, "nvls": False}))
     analysis = analyse(run_dir)
     assert blocking(analysis)[0] == "p1.libraries.0.transport"
     assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
@@ -301,7 +239,7 @@ def test_variants_over_different_networks_are_not_comparable(tmp_path: Path) -> 
 def test_a_used_or_absent_fabric_gives_no_finding(tmp_path: Path) -> None:
     used = make_run(tmp_path / "used", TWO_NODES, plant)
     down = make_run(tmp_path / "down", TWO_NODES, lambda made: plant(made, state="DOWN", enabled=TCP, baseline=TCP))
-    one = make_run(tmp_path / "one", change=lambda made: plant(made, enabled=TCP, baseline=TCP))
+    one = make_run(tmp_path / "one", ONE_PAIR, lambda made: plant(made, enabled=TCP, baseline=TCP))
     assert [blocking(analyse(run_dir)) for run_dir in (used, down, one)] == [[], [], []]
 
 

@@ -9,20 +9,25 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.analysis.checks import check_pair
+from rlk_repro.analysis.checks import check_agreement, check_pair
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.resources import data_dir
+from rlk_repro.bundle.verify import unpack
 from rlk_repro.logs.engines import EngineLog, read_engines
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.agreement import (
+    ENGINES,
     AgreementCheck,
     CheckKind,
     CheckWord,
     choose_word,
     list_failures,
 )
-from rlk_repro.rundir.paths import TrialDir
+from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.spec.agreement import DTYPES, parse_contract
+from tests import ROOT
 
+EVIDENCE = ROOT / "docs" / "evidence" / "vime-agreement-h200.tgz"
 CONTRACT = (data_dir("manifests") / "contracts" / "agreement.yaml").read_text()
 BEGIN = {"event": "begin", "schema": 1, "contract": CONTRACT}
 SAMPLE = {"tokens": [5, 6, 7, 1], "loss_mask": [1, 1], "padding": 0}
@@ -62,11 +67,15 @@ def check(log: EngineLog | None) -> list[AgreementCheck]:
     return list(check_pair("p1", [("baseline", log), ("enabled", log)]))
 
 
-def test_equal_engines_pass_every_check(read: Any) -> None:
+def test_equal_engines_pass_every_check_and_so_does_a_difference_within_the_contract(read: Any) -> None:
     checks = check(read(make_lines()))
     assert {item.word for item in checks} == {CheckWord.PASS}
     assert [item.kind.value for item in checks if item.variant == "both"] == ["layers", "log-probs"]
     assert checks[0].found == "4 tokens equal"
+    checks = check(read(make_lines(log_probs=[[-1.0, -2.00003]])))
+    item = next(item for item in checks if item.kind is CheckKind.LOG_PROBS)
+    assert (item.word, item.num, item.num_unequal, item.bound) == (CheckWord.PASS, 2, 1, 1e-4)
+    assert item.largest == pytest.approx(3e-5)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +101,6 @@ def test_what_differs_first_is_named(change: dict[str, Any], kind: str, found: s
     assert (first.kind.value, first.found) == (kind, found)
 
 
-def test_a_difference_within_the_contract_passes_with_its_numbers(read: Any) -> None:
-    checks = check(read(make_lines(log_probs=[[-1.0, -2.00003]])))
-    item = next(item for item in checks if item.kind is CheckKind.LOG_PROBS)
-    assert (item.word, item.num, item.num_unequal, item.bound) == (CheckWord.PASS, 2, 1, 1e-4)
-    assert item.largest == pytest.approx(3e-5)
-
-
 def test_unequal_shapes_of_layers_fail_and_empty_records_are_not_measured(read: Any) -> None:
     changes: list[dict[str, Any]] = [{"values": []}, {"values": [[1.0]]}, {"norms": []}]
     for change in changes:
@@ -106,9 +108,9 @@ def test_unequal_shapes_of_layers_fail_and_empty_records_are_not_measured(read: 
         lines[6] |= change
         first = list_failures(check(read(lines)))[0]
         assert first.found == "layer 0 mlp: the engines recorded different numbers of rows or columns"
-    lines = make_lines()
-    for line in lines[4:]:
-        line |= {"values": [], "norms": []}
+    lines = [{**line, "norms": []} if line["event"] == "layer" else line for line in make_lines(layer=[9.0, 0.0])]
+    assert choose_word(check(read(lines))) is CheckWord.FAIL
+    lines = [*make_lines()[:4], *(line | {"values": [], "norms": []} for line in make_lines()[4:])]
     empty = [item.kind.value for item in check(read(lines)) if item.word is CheckWord.NOT_MEASURED]
     assert empty[:2] == ["layers", "log-probs"]
 
@@ -127,10 +129,15 @@ def test_training_of_two_trials_is_compared_only_with_known_equal_weights(read: 
     assert compare(make_lines()[1:], make_lines()[1:]) == "the tokens of a trial are not recorded at this step"
 
 
-def test_a_reason_and_a_missing_record_are_not_measured(read: Any) -> None:
-    skipped = {"event": "skipped", "step": 0, "what": "log_probs", "engine": "training", "case": "alone", "reason": "x"}
-    found = [item for item in check(read([*make_lines(), skipped])) if item.kind is CheckKind.INVARIANCE]
-    assert [(item.word, item.found) for item in found] == [(CheckWord.NOT_MEASURED, "x")] * 2
+def test_a_case_is_bitwise_or_within_the_contract_or_outside_or_not_measured(read: Any) -> None:
+    case = {"event": "log_probs", "step": 0, "engine": "training", "dtype": "float32"}
+    lines = [case | {"case": str(gap), "values": [[-1.0, -2.0 - gap]]} for gap in (0.0, 1e-5, 1e-3)]
+    lines.append({"event": "skipped", "step": 0, "what": "log_probs", "engine": "training", "case": "alone",
+                  "reason": "x"})  # fmt: skip
+    found = [item for item in check(read([*make_lines(), *lines])) if item.kind is CheckKind.INVARIANCE][:4]
+    assert [item.word.value for item in found] == ["pass", "pass", "fail", "not measured"]
+    assert [item.found.partition(":")[0] for item in found[:2]] == ["bitwise", "within the contract"]
+    assert found[3].found == "x"
     assert [item.word for item in check(None)] == [CheckWord.NOT_MEASURED] * 2
 
 
@@ -143,23 +150,19 @@ def test_engines_do_not_agree_where_a_planned_step_left_no_record(read: Any) -> 
     assert choose_word(checks) is CheckWord.NOT_MEASURED
 
 
-def test_a_case_is_bitwise_or_within_the_contract_or_outside(read: Any) -> None:
-    case = {"event": "log_probs", "step": 0, "engine": "training", "dtype": "float32"}
-    lines = [case | {"case": str(gap), "values": [[-1.0, -2.0 - gap]]} for gap in (0.0, 1e-5, 1e-3)]
-    found = [item for item in check(read([*make_lines(), *lines])) if item.kind is CheckKind.INVARIANCE][:3]
-    assert [item.word.value for item in found] == ["pass", "pass", "fail"]
-    assert [item.found.partition(":")[0] for item in found[:2]] == ["bitwise", "within the contract"]
-
-
-def test_damaged_lines_are_skipped_and_another_contract_is_refused(read: Any, tmp_path: Path) -> None:
+def test_damaged_lines_are_skipped_and_another_contract_or_engine_is_refused(read: Any, tmp_path: Path) -> None:
     damaged = read([{"event": "inputs", "step": -1}, *make_lines()])
     assert damaged == replace(read(make_lines()), num_dropped=1)
     found = [item.found for item in check(damaged) if item.word is CheckWord.NOT_MEASURED]
     assert found == ["lines of the record that cannot be read: 1"] * 2
-    with pytest.raises(BundleUnreadable, match="the agreement contract is not valid"):
-        read([], {**BEGIN, "contract": "bounds: 7"})
-    with pytest.raises(BundleUnreadable, match="newer"):
-        read([], {**BEGIN, "schema": 99})
+    another = {**make_lines()[0], "engine": "another"}
+    for lines, begin, message in (
+        ([], {**BEGIN, "contract": "bounds: 7"}, "the agreement contract is not valid"),
+        ([], {**BEGIN, "schema": 99}, "newer"),
+        ([another], BEGIN, "names an unknown engine"),
+    ):
+        with pytest.raises(BundleUnreadable, match=message):
+            read(lines, begin)
     assert read_engines(TrialDir(tmp_path / "none")) is None
 
 
@@ -231,11 +234,24 @@ def test_engines_agree_only_if_every_kind_of_record_was_compared(read: Any, kind
             assert choose_word(check(read(left))) is CheckWord.NOT_MEASURED
 
 
-def test_layers_without_norms_are_no_agreement(read: Any) -> None:
-    lines = [{**line, "norms": []} if line["event"] == "layer" else line for line in make_lines(layer=[9.0, 0.0])]
-    assert choose_word(check(read(lines))) is CheckWord.FAIL
+def write_engines(tmp_path: Path, *cases: dict[str, Any]) -> tuple[Plan, RunDir]:
+    """Return sealed evidence whose records of engines are empty log-probs of these cases."""
+    common = {"event": "log_probs", "step": 0, "engine": "training", "case": "", "dtype": "float32", "values": []}
+    text = "".join(f"{json.dumps(line)}\n" for line in [BEGIN, *({**common, **case} for case in cases)])
+    run_dir = unpack(EVIDENCE, tmp_path / "id")
+    for trial in run_dir.trial_dirs():
+        next(iter(trial.engines_files().values())).write_text(text)
+    return Plan.load(run_dir.plan), run_dir
 
 
-def test_an_unknown_engine_is_refused(read: Any) -> None:
-    with pytest.raises(BundleUnreadable, match="names an unknown engine"):
-        read([{**make_lines()[0], "engine": "another"}])
+def test_records_of_engines_hold_planned_steps_and_give_a_bounded_number_of_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = write_engines(tmp_path / "late", {"step": 2})
+    with pytest.raises(BundleUnreadable, match="records steps that the plan lacks, got 2, expected steps below 2"):
+        list(check_agreement(*late))
+    cases = [{"engine": name, "case": case} for name in ENGINES for case in ("", "a", "b")]
+    many = write_engines(tmp_path / "many", *cases)
+    monkeypatch.setattr("rlk_repro.analysis.checks.MAX_CHECKS", len(list(check_agreement(*many))) - 1)
+    with pytest.raises(BundleUnreadable, match="give more than"):
+        list(check_agreement(*many))

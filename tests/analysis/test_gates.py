@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import stdev
 
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlk_repro.analysis.evidence import plain_gate
+from rlk_repro.analysis.gates import CARRIED, TRAINING, make_gates
+from rlk_repro.analysis.sessions import ADJUSTED, Session, compare_sessions, find_slopes, make_session
+from rlk_repro.analysis.verdict import OVERRIDDEN, judge
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.rundir.results import Gate, GateStatus, PairStatus, ProofStatus
-from tests.support.judged_pairs import MEASURE, MadePair, around, change, judge_pairs, make_pair, make_pairs
+from rlk_repro.plan import Trial
+from rlk_repro.rundir.results import Gate, GateStatus, PairStatus, ProofStatus, count_gates
+from rlk_repro.schedule import make_schedule
+from rlk_repro.spec import Measure
+from rlk_repro.statistics.stats import ENERGY, STEP_TIME, UNADJUSTED
+from tests.support.judged_pairs import (
+    MEASURE,
+    MadePair,
+    around,
+    change,
+    gather_sessions,
+    judge_pairs,
+    make_pair,
+    make_pairs,
+    make_whole,
+)
 
 PASSED, FAILED, UNDECIDED, NOT_APPLICABLE, NOT_PLANNED = GateStatus
+AGREEMENT = "train_rollout_logprob_abs_diff"
 OFFSETS = (-0.002, 0.002, -0.001, 0.001, -0.003, 0.003)
 
 
@@ -27,74 +49,58 @@ def with_levels(metric: str, *levels: float) -> list[MadePair]:
 
 def test_all_gates_pass_for_equal_variants() -> None:
     gates = judge_pairs(make_pairs(*around(1.0))).gates
-    assert {gate.name: gate.status for gate in gates} == dict.fromkeys(
-        (
-            "raw_reward",
-            "train_rollout_logprob_abs_diff",
-            "peak_memory_bytes",
-            "response_length_mean",
-            "manifests",
-            "steps",
-            "rl_kernel_active",
-            "pairs",
-        ),
-        PASSED,
+    names = (
+        *("raw_reward", AGREEMENT, "peak_memory_bytes", "response_length_mean"),
+        *("manifests", "steps", "rl_kernel_active", "pairs"),
     )
+    assert {gate.name: gate.status for gate in gates} == dict.fromkeys(names, PASSED)
 
 
 @pytest.mark.parametrize(
     ("drop", "spread", "status"),
-    [
-        (0.0, 1.0, PASSED),
-        (-0.3, 1.0, PASSED),
-        (0.007, 1.0, PASSED),
-        (0.009, 1.0, UNDECIDED),
-        (0.05, 1.0, FAILED),
-        (0.05, 40.0, UNDECIDED),
-        (0.0, 20.0, UNDECIDED),
-    ],
+    [(-0.3, 1.0, PASSED), (0.007, 1.0, PASSED), (0.009, 1.0, UNDECIDED), (0.05, 1.0, FAILED), (0.05, 40.0, UNDECIDED)],
 )
 def test_reward_is_compared_with_an_absolute_margin(drop: float, spread: float, status: GateStatus) -> None:
     gate = find_gate("raw_reward", with_levels("raw_reward", *(0.5 - drop + spread * x for x in OFFSETS)))
-    assert gate.status is status
-    assert gate.margin == -0.01
+    assert (gate.status, gate.margin) == (status, -0.01)
     assert gate.estimate == pytest.approx(-drop)
 
 
 def test_a_gate_passes_at_95_percent_and_fails_at_more() -> None:
-    from scipy.stats import t
-
     drops = [0.01 + x for x in OFFSETS]
     gate = find_gate("raw_reward", with_levels("raw_reward", *(0.5 - drop for drop in drops)))
     error = stdev(drops) / math.sqrt(6)
-    assert gate.low == pytest.approx(-(0.01 + float(t.ppf(0.95, 5)) * error))
-    assert gate.high == pytest.approx(-(0.01 - float(t.ppf(1 - 0.05 / 4, 5)) * error))
+    assert gate.low == pytest.approx(-(0.01 + t_quantile(0.95) * error))
+    assert gate.high == pytest.approx(-(0.01 - t_quantile(1 - 0.05 / 4) * error))
+
+
+def t_quantile(probability: float) -> float:
+    return float(scipy.stats.t.ppf(probability, 5))
 
 
 @pytest.mark.parametrize(("excess", "status"), [(0.98, UNDECIDED), (1.02, FAILED)])
 def test_a_failure_is_shown_at_the_confidence_shared_by_the_gates(excess: float, status: GateStatus) -> None:
-    from scipy.stats import t
-
     error = stdev(OFFSETS) / math.sqrt(6)
-    drop = 0.01 + excess * float(t.ppf(1 - 0.05 / 4, 5)) * error
-    assert find_gate("raw_reward", with_levels("raw_reward", *(0.5 - drop + x for x in OFFSETS))).status is status
-    ratio = math.log(1.02) + excess * float(t.ppf(1 - 0.05 / 8, 5)) * error
-    lengths = [1500 * math.exp(ratio + x) for x in OFFSETS]
-    assert find_gate("response_length_mean", with_levels("response_length_mean", *lengths)).status is status
+    drop = 0.01 + excess * t_quantile(1 - 0.05 / 4) * error
+    rewards = with_levels("raw_reward", *(0.5 - drop + x for x in OFFSETS))
+    assert find_gate("raw_reward", rewards).status is status
+    ratio = math.log(1.02) + excess * t_quantile(1 - 0.05 / 8) * error
+    lengths = with_levels("response_length_mean", *(1500 * math.exp(ratio + x) for x in OFFSETS))
+    assert find_gate("response_length_mean", lengths).status is status
 
 
-def test_without_rollout_log_probs_the_agreement_gate_does_not_apply() -> None:
-    pairs = make_pairs(*around(1.0), train_rollout_logprob_abs_diff=None)
-    gate = find_gate("train_rollout_logprob_abs_diff", pairs, lane="train-only", has_rollout_log_probs=False)
-    assert (gate.status, gate.detail) == (NOT_APPLICABLE, "these rollouts hold no log-probs")
-
-
-@pytest.mark.parametrize("lane", ["fixed-rollout", "train-only"])
-def test_rewards_and_lengths_do_not_apply_to_stored_rollouts(lane: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options", "detail"),
+    [
+        (AGREEMENT, {"has_rollout_log_probs": False}, "these rollouts hold no log-probs"),
+        ("raw_reward", {}, "both variants train on the same stored rollouts"),
+        ("response_length_mean", {}, "both variants train on the same stored rollouts"),
+    ],
+)
+def test_gates_that_do_not_apply_to_stored_rollouts(name: str, options: dict[str, bool], detail: str) -> None:
     pairs = make_pairs(*around(1.0), raw_reward=0.1, response_length_mean=3000.0)
-    for name in ("raw_reward", "response_length_mean"):
-        gate = find_gate(name, pairs, lane=lane)
-        assert (gate.status, gate.detail) == (NOT_APPLICABLE, "both variants train on the same stored rollouts")
+    gate = find_gate(name, pairs, lane="train-only", **options)
+    assert (gate.status, gate.detail) == (NOT_APPLICABLE, detail)
 
 
 @pytest.mark.parametrize(
@@ -107,29 +113,27 @@ def test_rewards_and_lengths_do_not_apply_to_stored_rollouts(lane: str) -> None:
     ],
 )
 def test_log_prob_agreement_is_worse_only_by_ratio_and_difference(levels: list[float], status: GateStatus) -> None:
-    assert (
-        find_gate("train_rollout_logprob_abs_diff", with_levels("train_rollout_logprob_abs_diff", *levels)).status
-        is status
-    )
+    assert find_gate(AGREEMENT, with_levels(AGREEMENT, *levels)).status is status
 
 
 def test_one_pair_above_the_cap_fails_log_prob_agreement() -> None:
-    pairs = with_levels("train_rollout_logprob_abs_diff", 0.01, 0.01, 0.01, 0.31, 0.01, 0.01)
-    gate = find_gate("train_rollout_logprob_abs_diff", pairs)
+    gate = find_gate(AGREEMENT, with_levels(AGREEMENT, 0.01, 0.01, 0.01, 0.31, 0.01, 0.01))
     assert (gate.status, gate.detail) == (FAILED, "the mean of enabled is 0.31 in pair p4, above the cap 0.1")
 
 
 @pytest.mark.parametrize(
-    ("ratio", "status"),
-    [(1.0, PASSED), (1.01, PASSED), (0.99, PASSED), (1.05, FAILED), (0.95, FAILED), (1.02, UNDECIDED)],
+    ("ratio", "status"), [(1.01, PASSED), (0.99, PASSED), (1.05, FAILED), (0.95, FAILED), (1.02, UNDECIDED)]
 )
 def test_longer_or_shorter_responses_fail_the_gate(ratio: float, status: GateStatus) -> None:
-    gate = find_gate(
-        "response_length_mean", with_levels("response_length_mean", *(1500 * (ratio + x) for x in OFFSETS))
-    )
+    lengths = (1500 * (ratio + x) for x in OFFSETS)
+    gate = find_gate("response_length_mean", with_levels("response_length_mean", *lengths))
     assert gate.status is status
     assert gate.estimate is not None
     assert gate.margin == pytest.approx(1.02 if gate.estimate >= 1 else 1 / 1.02)
+
+
+def test_a_gate_of_two_sides_without_a_pair_shows_the_lower_margin_as_sealed_bundles_do() -> None:
+    assert find_gate("response_length_mean", []).margin == pytest.approx(1 / 1.02)
 
 
 @given(st.lists(st.floats(0.8, 1.25), min_size=6, max_size=6))
@@ -139,7 +143,7 @@ def test_longer_and_shorter_responses_are_judged_alike(ratios: list[float]) -> N
     assert longer.status is shorter.status
 
 
-@pytest.mark.parametrize("metric", ["raw_reward", "train_rollout_logprob_abs_diff", "peak_memory_bytes"])
+@pytest.mark.parametrize("metric", ["raw_reward", AGREEMENT, "peak_memory_bytes"])
 def test_a_gate_on_a_missing_metric_is_undecided(metric: str) -> None:
     gate = find_gate(metric, make_pairs(*around(1.0), without=(metric,)))
     assert (gate.status, gate.n, gate.estimate) == (UNDECIDED, 0, None)
@@ -156,23 +160,14 @@ def test_a_metric_of_only_some_pairs_may_fail_but_not_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("differences", "status", "detail"),
+    ("level", "number", "status", "detail"),
     [
-        (None, UNDECIDED, "the variants were not compared"),
-        ((), PASSED, "the variants are equal outside the declared switches"),
-        (
-            (Finding(Level.WARNING, "host.kernel", "6.8", "6.9"),),
-            PASSED,
-            "the variants are equal outside the declared switches",
-        ),
-        (
-            tuple(Finding(Level.BLOCKING, f"gpu.{i}", "a", "b") for i in range(5)),
-            FAILED,
-            "the variants differ in gpu.0, gpu.1, gpu.2 and 2 more",
-        ),
+        (Level.WARNING, 1, PASSED, "the variants are equal outside the declared switches"),
+        (Level.BLOCKING, 5, FAILED, "the variants differ in gpu.0, gpu.1, gpu.2 and 2 more"),
     ],
 )
-def test_manifests_must_be_equal(differences: tuple[Finding, ...] | None, status: GateStatus, detail: str) -> None:
+def test_manifests_must_be_equal(level: Level, number: int, status: GateStatus, detail: str) -> None:
+    differences = tuple(Finding(level, f"gpu.{index}", "a", "b") for index in range(number))
     gate = find_gate("manifests", make_pairs(*around(1.0)), differences=differences)
     assert (gate.status, gate.detail) == (status, detail)
 
@@ -183,36 +178,167 @@ def test_every_scored_step_must_be_recorded() -> None:
     assert (gate.status, gate.detail) == (FAILED, "scored steps missing in x-enabled (2 of 3)")
 
 
+NOT_RUN = "RL-Kernel did not run, or not everywhere, in p1, p2, p3 and 3 more"
+
+
 @pytest.mark.parametrize(
     ("proof", "status", "detail"),
     [
         (ProofStatus.PROVED, PASSED, "RL-Kernel is proved to run in every scored pair"),
-        (
-            ProofStatus.NATIVE,
-            UNDECIDED,
-            "RL-Kernel's operators ran as plain PyTorch, so this run supports no verdict on speed",
-        ),
+        (ProofStatus.NATIVE, UNDECIDED,
+         "RL-Kernel's operators ran as plain PyTorch, so this run supports no verdict on speed"),
         (ProofStatus.MISSING, UNDECIDED, "no proof that RL-Kernel ran in p1, p2, p3 and 3 more"),
-        (ProofStatus.FALLBACK, FAILED, "RL-Kernel did not run, or not everywhere, in p1, p2, p3 and 3 more"),
-        (ProofStatus.NOT_REQUESTED, FAILED, "RL-Kernel did not run, or not everywhere, in p1, p2, p3 and 3 more"),
+        (ProofStatus.FALLBACK, FAILED, NOT_RUN),
+        (ProofStatus.NOT_REQUESTED, FAILED, NOT_RUN),
     ],
-)
+)  # fmt: skip
 def test_rl_kernel_must_be_proved(proof: ProofStatus, status: GateStatus, detail: str) -> None:
     gate = find_gate("rl_kernel_active", make_pairs(*around(1.0), proof=proof))
     assert (gate.status, gate.detail) == (status, detail)
 
 
-@pytest.mark.parametrize(("num_lost", "status"), [(0, PASSED), (2, PASSED), (3, UNDECIDED), (10, UNDECIDED)])
-def test_more_than_a_fifth_of_the_pairs_lost_is_undecided(num_lost: int, status: GateStatus) -> None:
-    measure = MEASURE.model_copy(update={"pairs": 10})
+@pytest.mark.parametrize(
+    ("num_planned", "num_lost", "status"),
+    [(10, 2, PASSED), (10, 3, UNDECIDED), (10, 10, UNDECIDED), (13, 0, UNDECIDED)],
+)
+def test_more_than_a_fifth_of_the_pairs_lost_is_undecided(num_planned: int, num_lost: int, status: GateStatus) -> None:
+    """Pairs that never started count as lost."""
     pairs = make_pairs(*[1.0] * 10)
     pairs[:num_lost] = [change(pair, status=PairStatus.DROPPED, reason="lost") for pair in pairs[:num_lost]]
-    gate = find_gate("pairs", pairs, measure=measure)
-    assert gate.status is status
-    more = ", at most 20 % may be lost" if num_lost > 2 else ""
-    assert gate.detail == f"{10 - num_lost} of 10 planned pairs scored{more}"
+    gate = find_gate("pairs", pairs, measure=MEASURE.model_copy(update={"pairs": num_planned}))
+    more = ", at most 20 % may be lost" if status is UNDECIDED else ""
+    assert (gate.status, gate.detail) == (status, f"{10 - num_lost} of {num_planned} planned pairs scored{more}")
 
 
-def test_pairs_that_never_started_count_as_lost() -> None:
-    gate = find_gate("pairs", make_pairs(*[1.0] * 6), measure=MEASURE.model_copy(update={"pairs": 8}))
-    assert (gate.status, gate.detail) == (UNDECIDED, "6 of 8 planned pairs scored, at most 20 % may be lost")
+# The rules that a plan has since version 2, each against the rule before.
+
+RULES = Measure(**{**MEASURE.model_dump(), "rules": 2})
+MOVING = {"raw_reward": (0.4, 0.5, 0.6), "grad_norm": (1.0, 0.0, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "workload", "status", "why"),
+    [
+        (MOVING, "vime", PASSED, "rewards differ"),
+        ({**MOVING, "raw_reward": (0.5, 0.5, 0.5)}, "vime", FAILED, "rewards are the same"),
+        ({**MOVING, "grad_norm": (0.0, 1.0, 0.0)}, "vime", FAILED, "gradients are zero"),
+        ({"raw_reward": (0.4, 0.5, 0.6)}, "vime", UNDECIDED, "gradients in p1-baseline"),
+        ({}, "module", NOT_APPLICABLE, "updates no weights"),
+    ],
+)
+def test_training_must_have_moved(
+    steps: dict[str, Sequence[float]], workload: str, status: GateStatus, why: str
+) -> None:
+    pairs = [make_pair(f"p{number}", steps=steps) for number in range(1, 7)]
+    moved = []
+    for pair in pairs:
+        first, second = pair.trials
+        trials = (replace(second, name=first.name, variant=first.variant), second)
+        moved.append(replace(pair, trials=trials))
+    found = judge_pairs(moved, measure=RULES, workload=workload)
+    gate = next(gate for gate in found.gates if gate.name == TRAINING)
+    assert (gate.status, why in gate.detail) == (status, True)
+    assert TRAINING not in [gate.name for gate in judge_pairs(pairs, workload=workload).gates]
+
+
+def make_sessions(
+    *,
+    rules: int = 2,
+    times: float = 5.0,
+    carried: float = 0.0,
+    tokens: Sequence[float] = (),
+    power: float = 0.5,
+    period_steps: int = 1,
+    lane: str = "train-only",
+) -> tuple[Measure, list[Session]]:
+    """Return four sessions; ``carried`` shortens the first enabled step after a change, ``power`` is that of tokens."""
+    measure = Measure(design="crossover", rules=rules, period_steps=period_steps)  # type: ignore[arg-type]
+    sessions = []
+    for place in range(4):
+        schedule = make_schedule(measure, place)
+        variants = [rollout.variant for rollout in schedule.rollouts]
+        counts = [tokens[step % len(tokens)] if tokens else 1e5 for step in range(len(variants))]
+        found = []
+        for step, variant in enumerate(variants):
+            is_first = step > 0 and variant == "enabled" != variants[step - 1]
+            wobble = 1 + 0.001 * ((step * 7 + place) % 5)
+            found.append(times * wobble * (1 - carried * is_first) * (counts[step] / 1e5) ** power)
+        trial = Trial(index=place, pair=f"s{place + 1}", variant="crossover", is_control=False, seed=place)
+        whole = make_whole(trial, found, counts, energy_j=[600 * value for value in found])
+        sessions.append(make_session(trial, whole, schedule, {}, lane=lane, rules=rules))  # type: ignore[arg-type]
+    return measure, sessions
+
+
+@pytest.mark.parametrize(
+    ("carried", "control_blocks", "status"),
+    [(0.0, 2, PASSED), (0.02, 2, UNDECIDED), (0.06, 2, FAILED), (-0.06, 2, FAILED), (0.0, 1, UNDECIDED)],
+)
+def test_periods_of_one_step_need_control_blocks_and_no_carry_over(
+    carried: float, control_blocks: int, status: GateStatus
+) -> None:
+    measure, sessions = make_sessions(carried=carried)
+    planned = measure.model_copy(update={"control_blocks": control_blocks})
+    gates = {gate.name: gate for gate in make_gates(gather_sessions(planned, sessions))}
+    assert gates[CARRIED].status is status
+    without = make_gates(gather_sessions(measure.model_copy(update={"control_blocks": 0}), sessions))
+    assert NOT_PLANNED in {gate.status for gate in without if gate.name == "control_blocks"}
+
+
+def test_older_rules_and_longer_periods_have_no_gate_on_carry_over() -> None:
+    for options in ({"rules": 1}, {"period_steps": 2}):
+        names = [gate.name for gate in make_gates(gather_sessions(*make_sessions(**options)))]  # type: ignore[arg-type]
+        assert CARRIED not in names
+
+
+@pytest.mark.parametrize(
+    ("tokens", "power", "slope", "before"),
+    [
+        ((1e5, 1.3e5, 0.8e5), 0.5, 0.5, 0.5),
+        ((1e5, 1.3e5, 0.8e5), -0.5, 0.0, -0.5),
+        ((1e5, 1.3e5, 0.8e5), 1.7, 1.0, 1.7),
+        ((1e5, 1.004e5, 0.999e5), 0.5, None, 0.5),
+    ],
+)
+def test_a_slope_on_tokens_is_between_0_and_1_or_left_out(
+    tokens: Sequence[float], power: float, slope: float | None, before: float
+) -> None:
+    for rules, expected in ((2, slope), (1, before)):
+        _, sessions = make_sessions(rules=rules, tokens=tokens, power=power, period_steps=2, lane="live")
+        found = find_slopes(sessions)
+        if expected is None:
+            assert found == {}
+            assert all(pair.metric(UNADJUSTED) is None for pair in compare_sessions(sessions)[0])
+        else:
+            assert found[STEP_TIME] == pytest.approx(expected, abs=0.5 if rules == 1 and slope is None else 0.05)
+            assert set(found) <= set(ADJUSTED)
+
+
+@pytest.mark.parametrize(("times", "n"), [(0.3, 0), (0.99, 0), (1.01, 4)])
+def test_energy_counts_only_over_scored_periods_of_a_second(times: float, n: int) -> None:
+    effects = {item.metric: item for item in judge(gather_sessions(*make_sessions(times=times))).effects}
+    assert effects[ENERGY].n == n
+    assert ("1 s" in effects[ENERGY].note) is (n == 0)
+    before = {item.metric: item for item in judge(gather_sessions(*make_sessions(times=times, rules=1))).effects}
+    assert before[ENERGY].n == 4
+
+
+def test_headline_and_reasons_count_the_gates() -> None:
+    pairs = make_pairs(*around(0.9), steps=MOVING)
+    found = judge_pairs(pairs, measure=RULES, lane="train-only", is_exploratory=True)
+    counted = count_gates(found.gates)
+    assert counted.startswith("6 of 9 gates passed, 1 failed (training_moved), 2 do not apply")
+    assert found.verdict.headline.endswith(f"; {counted}")
+    assert found.verdict.reasons[0] == OVERRIDDEN
+    assert "every gate that applies passed" not in found.verdict.reasons
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "word"),
+    [
+        (NOT_APPLICABLE, "no control block was planned", "not planned"),
+        (NOT_APPLICABLE, "both variants train on the same stored rollouts", "does not apply"),
+        (NOT_PLANNED, "no shadow step was planned", "not planned"),
+    ],
+)
+def test_reports_tell_what_does_not_apply_from_what_was_not_planned(status: GateStatus, detail: str, word: str) -> None:
+    assert plain_gate("x", status, detail, 0).shown.word == word

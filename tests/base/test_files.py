@@ -4,9 +4,10 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro.base import proc
+from rlk_repro.base import logwriter, proc
 from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, SpecError
 from rlk_repro.base.files import (
     check_schema,
     dump_json,
     dump_json_line,
     load_json,
+    parse_json,
     sha256_file,
     write_bytes,
     write_json,
 )
+from rlk_repro.base.guarded import run_shown
+from rlk_repro.base.logwriter import LogWriter
+from rlk_repro.base.secrets import Scrubber, scrub_bytes
 from rlk_repro.base.units import canonical, format_bytes, format_duration, format_percent
-from rlk_repro.base.yamlfile import format_path, parse_scalar, parse_yaml
-from tests.support.waiting import is_written, wait_until
+from rlk_repro.base.yamlfile import parse_scalar, parse_yaml
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -57,14 +61,39 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
         write_bytes(path, b"half")
     assert load_json(path) == {"a": 1}
     assert [item.name for item in path.parent.iterdir()] == ["a.json"]
+    (tmp_path / "x").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "x").startswith("ba7816bf")
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100000])
-def test_a_file_that_is_not_json_is_named(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "x.json"
-    path.write_bytes(data)
-    with pytest.raises(BundleUnreadable, match=r"x\.json: not readable as JSON"):
-        load_json(path)
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "Expecting value: line 1 column 1 (char 0)"),
+        (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        (b"[" * 65 + b"]" * 65, "more than 64 levels"),
+        (b'{"a":' * 700 + b"1" + b"}" * 700, "more than 64 levels"),
+        (b"[" * 100_000, "more than 64 levels"),
+        (b"9" * 400, "a number of 400 digits"),
+        (b"-" + b"9" * 22, "a number of 23 digits"),
+        (b"9" * 400 + b".5", f"{'9' * 40} is too large for a number"),
+        (b"1e400", "1e400 is too large for a number"),
+        (b"[NaN]", "NaN is not a number"),
+        (b'{"a":-Infinity}', "-Infinity is not a number"),
+        (b"[" + b"[]," * 400_000 + b"[]]", "400002 lists and objects, at most 400000 are read"),
+        (b'"' + b"x" * (4 << 20) + b'"', "4.0 MiB, at most 4.0 MiB are read"),
+        (b'{"a": [{"b": 1, "c": 2, "b": 1}]}', "key 'b' is given twice"),
+    ],
+)
+def test_json_that_our_writer_never_writes_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(BundleUnreadable) as caught:
+        parse_json("x.json", data)
+    assert str(caught.value) == f"x.json: not readable as JSON ({reason})"
+
+
+@pytest.mark.parametrize("value", [json.loads("[" * 64 + "]" * 64), {"sha256": "0" * 64, "x": 1e308}, "\ud800",
+                                   [2**64 - 1, -(2**63)], ["12345678901234567890123", "1e999"]])  # fmt: skip
+def test_unusual_but_valid_json_is_read(value: Any) -> None:
+    assert parse_json("x.json", json.dumps(value).encode()) == value
 
 
 def test_a_newer_schema_is_refused() -> None:
@@ -73,11 +102,6 @@ def test_a_newer_schema_is_refused() -> None:
     for value in values:
         with pytest.raises(BundleUnreadable):
             check_schema("x", value, 1)
-
-
-def test_hash_of_a_file_is_sha256(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"abc")
-    assert sha256_file(tmp_path / "x").startswith("ba7816bf")
 
 
 def test_numbers_are_formatted_for_people() -> None:
@@ -107,24 +131,20 @@ def test_a_command_that_hangs_is_killed_with_its_children() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     began = time.monotonic()
     done = proc.run(python(code), timeout_s=0.5)
-    assert done.is_timeout
-    assert not done.is_ok
+    assert (done.is_timeout, done.is_ok) == (True, False)
     assert time.monotonic() - began < 10
 
 
 def test_a_grandchild_that_left_the_group_and_holds_the_pipes_is_not_waited_for() -> None:
     began = time.monotonic()
-    done = proc.run(["sh", "-c", "echo out; echo err >&2; setsid sleep 30 & sleep 60"], timeout_s=4)
+    done = proc.run(["sh", "-c", "echo out; echo err >&2; setsid sleep 30 & sleep 60"], timeout_s=2)
     assert time.monotonic() - began < 10
     assert (done.is_timeout, done.stdout, done.stderr) == (True, "out\n", "err\n")
 
 
-def test_an_absent_program_is_named() -> None:
+def test_an_absent_program_or_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentMissing, match="no-such-tool: is not on PATH"):
         proc.run(["no-such-tool"])
-
-
-def test_an_absent_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentMissing, match="no such folder"):
         proc.run([sys.executable, "-V"], cwd=tmp_path / "absent")
 
@@ -141,21 +161,9 @@ def test_a_started_process_leads_its_own_group() -> None:
     assert not proc.signal_group(process.pid, signal.SIGKILL)
 
 
-def test_sigterm_ends_a_shown_command(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    code = f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(60)"
-    shown = f"from rlk_repro.base import proc\nproc.run_shown({python(code)!r}, timeout_s=60)"
-    process = subprocess.Popen(python(shown))
-    wait_until(lambda: is_written(pid))
-    process.terminate()
-    assert process.wait(20) == 128 + signal.SIGTERM
-    assert not proc.signal_process(int(pid.read_text()), signal.SIGKILL)
-
-
 def test_a_shown_command_past_its_time_is_ended() -> None:
-    assert proc.run_shown(["sleep", "60"], timeout_s=0.1) is None
-    assert proc.run_shown(["sh", "-c", "exit 3"], timeout_s=20) == 3
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert run_shown(["sleep", "60"], timeout_s=1) is None
+    assert run_shown(["sh", "-c", "exit 3"], timeout_s=20) == 3
 
 
 @pytest.mark.parametrize(
@@ -228,5 +236,104 @@ def test_any_bytes_parse_or_raise_a_located_error(data: bytes) -> None:
     assert all(place.startswith("x.yaml") for place in places)
 
 
-def test_paths_are_formatted_like_code() -> None:
-    assert format_path(("a", 0, "b")) == "a[0].b"
+# The trainer's output on its way to the log.
+
+
+STAMP = "2026-11-20T13:45:12.345Z"
+TOKEN = b"hf_" + b"a1B2c3D4e5" * 3
+KEY = b"-----BEGIN PRIVATE KEY-----\n" + b"MIIEvQIBADANBgkqhkiG9w0BAQ\n" * 3 + b"-----END PRIVATE KEY-----\n"
+
+
+def write(path: Path, pieces: Sequence[bytes]) -> bytes:
+    with LogWriter(path, scrub_bytes, lambda: STAMP) as writer:
+        for piece in pieces:
+            writer.feed(piece)
+    return path.read_bytes()
+
+
+def unstamped(data: bytes) -> bytes:
+    stamp = STAMP.encode() + b" "
+    assert all(line.startswith(stamp) for line in data.split(b"\n")[:-1])
+    return data.replace(stamp, b"")
+
+
+def test_every_physical_line_is_stamped_when_it_is_complete(tmp_path: Path) -> None:
+    numbers = count()
+    with LogWriter(tmp_path / "log", scrub_bytes, lambda: str(next(numbers))) as writer:
+        assert writer.feed(b"one\ntw") == b"one\n"
+        assert writer.feed(b"o\rthree") == b""
+        assert writer.feed(b"\n\nfour\n") == b"two\rthree\n\nfour\n"
+    assert (tmp_path / "log").read_bytes() == b"0 one\n1 two\rthree\n1 \n1 four\n"
+
+
+def test_a_last_line_without_its_end_stays_without_one(tmp_path: Path) -> None:
+    assert write(tmp_path / "empty", []) == b""
+    assert write(tmp_path / "log", [b"whole\n", b"cut o"]) == f"{STAMP} whole\n{STAMP} cut o".encode()
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20))
+def test_nothing_is_lost_however_the_output_is_cut(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    with LogWriter(path, lambda line: line, lambda: STAMP) as writer:
+        for piece in pieces:
+            writer.feed(piece)
+    lines = b"".join(pieces).split(b"\n")
+    stamp = STAMP.encode() + b" "
+    assert path.read_bytes() == b"\n".join(stamp + line if line or index + 1 < len(lines) else b""
+                                           for index, line in enumerate(lines))  # fmt: skip
+
+
+def test_a_token_cut_by_the_pipe_is_redacted(tmp_path: Path) -> None:
+    line = b"login " + TOKEN + b" done\n"
+    for cut in range(1, len(TOKEN) + 8):
+        written = write(tmp_path / f"log{cut}", [line[:cut], line[cut:]])
+        assert unstamped(written) == b"login <redacted:huggingface-token> done\n"
+
+
+def test_a_known_value_is_redacted_and_the_watcher_sees_no_more(tmp_path: Path) -> None:
+    with LogWriter(tmp_path / "log", Scrubber(["correct horse"]).bytes, lambda: STAMP) as writer:
+        seen = writer.feed(b"say correct horse\n")
+    assert seen == writer.tail == b"say <redacted:known-value>\n"
+
+
+def test_a_private_key_is_redacted_whole_however_its_lines_arrive(tmp_path: Path) -> None:
+    text = b"before\n" + KEY + b"after\n"
+    for cut in range(7, len(KEY) + 7, 7):
+        written = unstamped(write(tmp_path / f"log{cut}", [text[:cut], text[cut:]]))
+        assert written == b"before\n<redacted:private-key>\nafter\n"
+
+
+def test_a_private_key_that_never_ends_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logwriter, "MAX_HELD_BYTES", 1000)
+    pieces = [b"-----BEGIN PRIVATE KEY-----\n", *[b"text that goes on\n"] * 100]
+    with LogWriter(tmp_path / "log", scrub_bytes, lambda: STAMP) as writer:
+        written = b"".join(writer.feed(piece) for piece in pieces)
+    assert written.count(b"text that goes on\n") > 30
+
+
+def test_an_endless_line_is_written_in_pieces_with_one_stamp(tmp_path: Path) -> None:
+    progress = b"\r 50% |####    |" * 200_000
+    with LogWriter(tmp_path / "log", scrub_bytes, lambda: STAMP) as writer:
+        for start in range(0, len(progress), 65536):
+            writer.feed(progress[start : start + 65536])
+            assert len(writer._held) <= logwriter.MAX_HELD_BYTES + 65536
+        writer.feed(b"\nnext\n")
+    assert (tmp_path / "log").read_bytes() == f"{STAMP} ".encode() + progress + f"\n{STAMP} next\n".encode()
+
+
+@pytest.mark.parametrize("offset", range(-45, 5, 7))
+def test_an_endless_line_is_not_cut_through_a_token(tmp_path: Path, offset: int) -> None:
+    where = logwriter.MAX_HELD_BYTES - logwriter._NEAR_BYTES + offset
+    line = b"x," * (where // 2) + b"Bearer " + TOKEN + b"," + b"y," * 4096
+    written = write(tmp_path / "log", [line[: logwriter.MAX_HELD_BYTES + 1], line[logwriter.MAX_HELD_BYTES + 1 :]])
+    assert TOKEN not in written
+    assert written.count(b"<redacted") == 1
+
+
+def test_the_tail_is_bounded(tmp_path: Path) -> None:
+    with LogWriter(tmp_path / "log", scrub_bytes, lambda: STAMP) as writer:
+        for _ in range(20):
+            writer.feed(b"z" * 9_999 + b"\n")
+        assert writer.tail == (b"z" * 9_999 + b"\n")[-(logwriter.TAIL_BYTES % 10_000) :] + (b"z" * 9_999 + b"\n") * 6

@@ -1,6 +1,6 @@
 """A writer that meets a full or read-only file system names the path and the file system, and leaves nothing partial.
 
-The file systems are real ones of a few KiB; only root may mount them.
+The file systems are real ones of a few MiB; only root may mount them.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from rlk_repro.base.disk import Unwritable, open_stream
 from rlk_repro.base.errors import EnvironmentMissing
-from rlk_repro.bundle.seal import pack, seal, unpack
+from rlk_repro.bundle.seal import pack, seal
+from rlk_repro.bundle.verify import unpack
 from rlk_repro.prepare.layout import PreparedDir
-from rlk_repro.prepare.making import fill
-from rlk_repro.prepare.steps import PrepareRequest
+from rlk_repro.prepare.steps import PrepareRequest, fill
 from rlk_repro.rundir.state import read_state
 from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
 from rlk_repro.workloads import WORKLOADS
@@ -32,15 +34,9 @@ Call = Callable[..., tuple[int, str, str]]
 PROFILE = b"profile: local\ncluster: local\npreflight: {min_free_disk_gib: 0.001, min_free_memory_gib: 0.01}\n"
 
 
+@dataclass(frozen=True)
 class Disk:
-    """A mounted file system, which ``umount`` removes at the end."""
-
-    def __init__(self, folder: Path, size: str) -> None:
-        self.folder = folder
-        folder.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "rlk-repro-test", str(folder)]
-        if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-            pytest.skip("only root may mount a small file system")
+    folder: Path
 
     @property
     def complaint(self) -> str:
@@ -53,10 +49,8 @@ class Disk:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    made = Disk(tmp_path / "disk", "8m")
-    yield made
-    subprocess.run(["umount", "--lazy", str(made.folder)], check=True)
+def disk(small_disk: Path) -> Disk:
+    return Disk(small_disk)
 
 
 @pytest.fixture
@@ -64,15 +58,9 @@ def bundle(tmp_path: Path) -> Path:
     return finish_run(make_run(tmp_path / "made"))
 
 
-def full(disk: Disk) -> Disk:
-    fill_disk(disk.folder)
-    return disk
-
-
 def test_packing_and_sealing_name_the_disk_and_leave_no_part(disk: Disk) -> None:
     run_dir = make_run(disk.folder / "run")
-    full(disk)
-    ballast = disk.folder / "ballast"
+    ballast = fill_disk(disk.folder)
     with pytest.raises(EnvironmentMissing) as caught:
         seal(run_dir)
     assert str(caught.value).startswith(f"{run_dir.checksums}: {disk.complaint}")
@@ -86,7 +74,7 @@ def test_packing_and_sealing_name_the_disk_and_leave_no_part(disk: Disk) -> None
 
 
 def test_a_report_names_the_disk_and_not_standard_output(call: Call, disk: Disk, bundle: Path) -> None:
-    full(disk)
+    fill_disk(disk.folder)
     code, _, err = call("report", str(bundle), "-o", str(disk.folder / "out"))
     expected = (f"{disk.folder}/out/report.html: {disk.complaint}", "hint: name another folder with -o")
     assert (code, [words for words in expected if words not in err]) == (3, [])
@@ -106,7 +94,7 @@ def test_staging_names_the_disk_and_leaves_no_folder(call: Call, disk: Disk, mon
 
 def test_an_agent_names_the_disk_that_fills_up_in_a_trial(disk: Disk) -> None:
     _, run_dir = make_staged(disk.folder / "run", profile=PROFILE)
-    assert run_example(run_dir, FakeWorkload(actions=[f"flood:{16 << 20}"])) == 3
+    assert run_example(run_dir, FakeWorkload(actions=[f"flood:{32 << 20}"])) == 3
     state = read_state(run_dir)
     assert state is not None
     assert state.exit_code == 3
@@ -142,7 +130,7 @@ def test_a_download_names_the_disk_and_not_the_hub(disk: Disk, monkeypatch: pyte
     run = load_run("vime-smoke", overrides).model
     with serve_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        fill_hub(hub, shard_bytes=4 << 20)
+        fill_hub(hub, shard_bytes=6 << 20)
         stack, hardware = load_stack(run.stack).model, load_hardware("h200").model
         request = PrepareRequest(run=run, stack=stack, hardware=hardware, prepared=PreparedDir(disk.folder))
         step = next(item for item in VIME.list_steps(request) if item.kind == "model")
@@ -154,13 +142,6 @@ def test_a_download_names_the_disk_and_not_the_hub(disk: Disk, monkeypatch: pyte
     assert not [name for name in disk.list() if "incoming" in name], "a part that nobody can use takes room"
 
 
-def test_a_profile_names_the_disk(call: Call, disk: Disk) -> None:
-    path = full(disk).folder / "mine.yaml"
-    code, _, err = call("profile", "init", "--cluster", "local", "--yes", "-o", str(path))
-    assert (code, err.startswith(f"rlk-repro: {path}: {disk.complaint}")) == (3, True)
-    assert disk.list() == {"ballast"}
-
-
 def test_a_read_only_file_system_is_named(call: Call, disk: Disk, bundle: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(disk.folder)], check=True)
     code, _, err = call("report", str(bundle), "-o", str(disk.folder / "out"))
@@ -170,9 +151,16 @@ def test_a_read_only_file_system_is_named(call: Call, disk: Disk, bundle: Path) 
 
 
 def test_a_full_disk_of_standard_output_is_named() -> None:
-    for more in ([], ["--json"]):
-        with Path("/dev/full").open("wb") as output:
-            argv = [sys.executable, "-m", "rlk_repro", "runs", "list", *more]
-            done = subprocess.run(argv, stdout=output, stderr=subprocess.PIPE, text=True)  # noqa: PLW1510
-        assert done.returncode == 3
-        assert "standard output: cannot be written (No space left on device)" in done.stderr
+    with Path("/dev/full").open("wb") as output:
+        argv = [sys.executable, "-m", "rlk_repro", "runs", "list", "--json"]
+        done = subprocess.run(argv, stdout=output, stderr=subprocess.PIPE, text=True)  # noqa: PLW1510
+    assert done.returncode == 3
+    assert "standard output: cannot be written (No space left on device)" in done.stderr
+
+
+def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "log").symlink_to(tmp_path / "mine")
+    with pytest.raises(Unwritable, match="cannot be written"):
+        open_stream(tmp_path / "log", "ab")
+    assert (tmp_path / "mine").read_text() == "mine"

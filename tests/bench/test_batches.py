@@ -119,28 +119,19 @@ def test_lengths_always_add_up(num_samples: int, spare: int, seed: int) -> None:
 # What a timing consists of, on a CPU and, where there is one, on a device.
 
 
-def test_every_timed_call_is_a_sample_and_no_warm_up_is() -> None:
-    calls: list[None] = []
-    timing = measure_calls(lambda: calls.append(None), device=CPU, warmup=3, repeats=5)
-    assert len(calls) == 8
-    assert len(timing.samples_s) == 5
-    assert all(sample > 0 for sample in timing.samples_s)
-
-
-def test_a_cpu_keeps_no_count_of_extra_memory() -> None:
-    assert measure_calls(int, device=CPU, warmup=0, repeats=1).peak_extra_bytes is None
-
-
 @pytest.mark.parametrize("was_collecting", [True, False])
-def test_garbage_collection_waits_and_is_as_it_was_afterwards(was_collecting: bool) -> None:
+def test_every_timed_call_is_a_sample_while_garbage_collection_waits(was_collecting: bool) -> None:
     seen: list[bool] = []
     (gc.enable if was_collecting else gc.disable)()
     try:
-        measure_calls(lambda: seen.append(gc.isenabled()), device=CPU, warmup=0, repeats=2)
+        timing = measure_calls(lambda: seen.append(gc.isenabled()), device=CPU, warmup=1, repeats=5)
         assert gc.isenabled() is was_collecting
     finally:
         gc.enable()
-    assert seen == [False, False]
+    assert seen == [was_collecting, *[False] * 5]
+    assert len(timing.samples_s) == 5
+    assert all(sample > 0 for sample in timing.samples_s)
+    assert timing.peak_extra_bytes is None, "a CPU keeps no count"
 
 
 @pytest.mark.gpu

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -11,29 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlk_repro.base import proc
+from rlk_repro.base.errors import EnvironmentMissing, SpecError
 from rlk_repro.base.files import load_json
-from rlk_repro.bench.module import format_warning, make_perf_metrics
+from rlk_repro.bench.measure import make_device
+from rlk_repro.bench.module import find_rank, format_warning, load_vime_loss, make_perf_metrics
 from rlk_repro.bench.module_arguments import parse_args
-from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.bundle.verify import open_verified
 from rlk_repro.loss_options import has_old_policy_pass, read_loss_options
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
 
-REPOSITORY = ROOT
 SOURCES = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC")
 needs_sources = pytest.mark.skipif(
     not all(os.environ.get(name) for name in SOURCES),
     reason=f"{', '.join(SOURCES)} do not all name checkouts",
 )
-
-
-def run_module(*arguments: str, environ: dict[str, str] | None = None) -> proc.Completed:
-    environment = {name: value for name, value in os.environ.items() if name not in SOURCES}
-    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | (environ or {})
-    argv = [sys.executable, "-m", "rlk_repro.bench.module", *arguments]
-    return proc.run(argv, cwd=REPOSITORY, env=environment, timeout_s=120)
 
 
 def test_a_step_is_the_sum_of_its_phases() -> None:
@@ -60,54 +54,29 @@ def test_a_warning_names_no_folder_of_the_machine() -> None:
     assert text == "optimizer.py:7: UserWarning: no apex\n"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vime") is not None, reason="vime is installed")
-def test_without_vime_two_lines_name_the_flags() -> None:
-    done = run_module()
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == (
-        "this machine cannot: python module vime: missing, expected an installed package or a checkout\n"
-        "  hint: give --vime-src, or set VIME_SRC\n"
-        "python module megatron: missing, expected an installed package or a checkout\n"
-        "  hint: give --megatron-src, or set MEGATRON_SRC\n"
-    )
-
-
-def test_ranks_without_a_launcher_are_refused() -> None:
-    done = run_module("--tensor-model-parallel-size", "2", environ={"RANK": "1", "WORLD_SIZE": "4"})
-    assert done.returncode == 2
-    assert done.stderr == (
-        "input: --tensor-model-parallel-size: differs from the number of processes, got 2, expected 4\n"
-        "  hint: python -m torch.distributed.run --standalone --nproc-per-node 2 -m …\n"
-    )
-
-
-def test_a_device_that_is_not_there_is_named() -> None:
-    done = run_module("--device", "cuda", environ={"CUDA_VISIBLE_DEVICES": ""})
-    assert done.returncode == 3
-    assert done.stderr == (
-        "this machine cannot: --device cuda: torch sees too few GPUs, got 0, expected 1 or more\n"
-        "  hint: use --device cpu\n"
-    )
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(SpecError, match="differs from the number of processes, got 2, expected 4"):
+        find_rank(2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(EnvironmentMissing, match="torch sees too few GPUs, got 0, expected 1"):
+        make_device("cuda")
+    for name in ("vime", "megatron"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(EnvironmentMissing) as caught:
+        load_vime_loss()
+    hints = [problem.hint for problem in caught.value.problems]
+    assert hints == ["set VIME_SRC", "set MEGATRON_SRC"]
 
 
 def bench_module(folder: Path, *arguments: str) -> RunDir:
     """``submit --run module-smoke`` on checkouts, in a folder of its own; the run directory of a run that went well."""
     inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *inherited])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *inherited])}
     environment["RLK_REPRO_RUNS"] = str(folder)
-    argv = [
-        sys.executable,
-        "-m",
-        "rlk_repro",
-        "submit",
-        "--run",
-        "module-smoke",
-        "--wait",
-        *arguments,
-        "--exploratory",
-        "--json",
-    ]
-    argv += ["--set", "measure.scored_steps=2", "--set", "workload.batch.num_microbatches=1"]
+    argv = [sys.executable, "-m", "rlk_repro", "submit", "--run", "module-smoke", "--wait"]
+    argv += ["--json", "--exploratory", "--set", "measure.scored_steps=2", *arguments]
+    argv += ["--set", "workload.batch.num_microbatches=1"]
     done = proc.run(argv, cwd=folder, env=environment, timeout_s=280)
     assert done.is_ok, done.stdout + done.stderr
     result = json.loads(done.stdout)
@@ -149,8 +118,8 @@ def test_one_rank_prints_and_every_rank_records(bench: tuple[int, RunDir]) -> No
 
 @needs_sources
 def test_no_checkout_of_the_machine_is_in_the_bundle(bench: tuple[int, RunDir]) -> None:
-    places = [os.environ[name].rstrip("/") + "/" for name in SOURCES] + [sys.prefix, f"{REPOSITORY}/"]
-    with open_bundle(bench[1].bundle) as run_dir:
+    places = [os.environ[name].rstrip("/") + "/" for name in SOURCES] + [sys.prefix, f"{ROOT}/"]
+    with open_verified(bench[1].bundle) as (run_dir, _):
         for path in filter(Path.is_file, run_dir.root.rglob("*")):
             text = path.read_text(errors="replace")
             assert [place for place in places if place in text] == [], path

@@ -30,7 +30,7 @@ def staged() -> RunDir:
 
 def test_flags_that_a_resumption_would_ignore_are_refused_by_name(call: Call) -> None:
     code, _, err = call("submit", "--resume", "x", "--run", "nope", "--pairs", "50", "--set", "a=b", "--exploratory")
-    expected = "cannot change a run that is resumed, expected only --dry-run, --wait or --json"
+    expected = "a resumed run keeps its plan, expected this left out; --dry-run, --wait and --json may stay"
     assert code == 2
     assert err.splitlines() == [
         f"rlk-repro: {name}: {expected}" for name in ("--run", "--pairs", "--set", "--exploratory")
@@ -104,6 +104,7 @@ def test_a_failed_job_of_which_nothing_was_collected_is_not_called_killed(
         f"fetch the run's files with rlk-repro collect {run_dir.run_id}, "
         f"then rlk-repro submit --resume {run_dir.run_id}\n"
     ) in call("status")[1]
+    assert f"  the agent's log: rlk-repro collect {run_dir.run_id} brings it\n" in call("status")[1]
     write_text(run_dir.bundle, "")
     assert "the run was killed from outside" in call("status")[1]
 

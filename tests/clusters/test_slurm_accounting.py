@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlk_repro.bundle.seal import inspect_bundle, open_bundle
+from rlk_repro.bundle.inspect import inspect_bundle
+from rlk_repro.bundle.verify import open_verified
 from rlk_repro.clusters.api import JobState
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.runs import LONG, Site, start_or_skip
@@ -27,14 +28,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_accounting_records_are_in_the_bundle(site: Site) -> None:
     run = site.submit(account="lab", setup=[WAIT_FOR_ACCOUNTING])
     assert run.wait_for_end().state is JobState.DONE
-    with open_bundle(run.collect()) as sealed:
+    with open_verified(run.collect()) as (sealed, _):
         names, row = (sealed.scheduler / f"accounting-{run.job_id}.0.txt").read_text().splitlines()
     record = dict(zip(names.split("|"), row.split("|"), strict=True))
     assert (record["JobIDRaw"], record["Account"]) == (run.job_id, "lab")
     assert record["State"] in {"PENDING", "RUNNING"}
     assert record["Partition"] == "gpu"
     assert record["SubmitLine"].startswith("sbatch --parsable --chdir=")
-    assert "Restarts" not in record  # 22.05 does not know it
 
 
 def test_accounting_remembers_how_a_forgotten_job_ended(site: Site) -> None:
@@ -45,8 +45,9 @@ def test_accounting_remembers_how_a_forgotten_job_ended(site: Site) -> None:
     try:
         run.wait_for_end()
         run.wait_until(lambda: not site.cluster.job_field(run.job_id, "%i"), "forgotten by the controller")
+        # Whether the job's log got a last line as well depends on whether its script outlived its node.
         expected = f"Slurm says NODE_FAIL, lost node {node}, the agent ended without a report"
-        assert run.poll().reason == expected
+        assert run.poll().reason.startswith(expected)
         assert not inspect_bundle(run.collect()).is_sealed
         assert "|NODE_FAIL|" in run.run_dir.scheduler_file("accounting-at-end").read_text()
     finally:

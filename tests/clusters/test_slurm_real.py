@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from rlk_repro.analysis.allocations import list_allocations
 from rlk_repro.base.files import load_json
-from rlk_repro.bundle.seal import inspect_bundle, open_bundle
-from rlk_repro.clusters.api import JobState
+from rlk_repro.bundle.inspect import inspect_bundle
+from rlk_repro.bundle.verify import open_verified
+from rlk_repro.clusters.api import JobState, Submission
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.rundir.store import find_run_dir
+from rlk_repro.submit import planning, sending
+from rlk_repro.submit.sending import Launched
 from tests.conftest import WEIRD_NAMES
 from tests.support.make_run import verify_bundle
-from tests.support.slurm.runs import LONG, SETTINGS, Site
-from tests.support.two_node_agent import allow_nodes
+from tests.support.slurm.runs import LONG, SETTINGS, Run, Site, make_profile
 
 
 def status_of(run_dir: RunDir, trial: str) -> str:
@@ -35,12 +40,12 @@ def test_a_run_goes_from_submission_to_a_bundle_that_verifies_and_replays(
     bundle = run.collect()
     assert verify_bundle(bundle) == []
     assert run.run_dir.job_output(run.job_id).is_file()
-    assert {path.name for path in tmp_path.iterdir()} == {folder.name, "profile.yaml"}
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name, "agent", "profile.yaml"}
     assert list(tmp_path.rglob("pwned")) == []
     code, out, err = call("replay", str(bundle), "--analyze-only")
     assert (code, err) == (0, "")
     assert "the analysis is reproduced byte for byte" in out
-    with open_bundle(bundle) as sealed:
+    with open_verified(bundle) as (sealed, _):
         allocations = {load_json(folder.exit)["allocation"] for folder in sealed.trial_dirs()}
         assert allocations == {f"{run.job_id}.0"}
         topics = {path.name for path in sealed.scheduler.iterdir()}
@@ -62,6 +67,19 @@ def test_cancelling_lets_the_agent_record_and_pack(site: Site) -> None:
 
 
 @pytest.mark.real
+def test_submissions_at_once_run_on_different_nodes(call, site: Site) -> None:
+    settings = [word for item in SETTINGS for word in ("--set", item)]
+    where = ("--cluster", "slurm", "--profile", str(make_profile(site.folder)), "--exploratory", "--json")
+    sent = json.loads(call("submit", "smoke", *where, *settings, "--machines", "2")[1])
+    run_dirs = [find_run_dir(item["id"]) for item in sent["submissions"]]
+    assert sent["combine"] == f"rlk-repro combine {' '.join(run_dir.run_id for run_dir in run_dirs)}"
+    for run_dir in run_dirs:
+        launched = Launched(run_dir=run_dir, submission=Submission.from_json(load_json(run_dir.submission)))
+        assert Run(site=site, launched=launched).wait_for_end().state is JobState.DONE
+    assert {node.path.name for run_dir in run_dirs for node in run_dir.node_dirs()} == {"node-0", "node-1"}
+
+
+@pytest.mark.real
 def test_a_requeued_job_repeats_whole_pairs_and_keeps_interrupted_trials(site: Site) -> None:
     run = site.submit((*LONG[:2], "measure.scored_steps=20", LONG[3]))
     run.wait_for_step("01-p1-enabled")
@@ -77,41 +95,9 @@ def test_a_requeued_job_repeats_whole_pairs_and_keeps_interrupted_trials(site: S
 
 
 @pytest.mark.real
-def test_a_controller_that_restarts_does_not_disturb_a_run(site: Site) -> None:
-    run = site.submit()
-    run.wait_for_step()
-    site.cluster.stop_controller()
-    site.cluster.start_controller()
-    assert run.wait_for_end().state is JobState.DONE
-
-
-@pytest.mark.real
-def test_a_node_daemon_that_restarts_does_not_disturb_a_run(site: Site) -> None:
-    run = site.submit()
-    run.wait_for_step()
-    node = run.poll().nodes
-    site.cluster.kill(node)
-    site.cluster.start_node(node)
-    assert run.wait_for_end().state is JobState.DONE
-
-
-@pytest.mark.real
-def test_two_nodes_have_one_agent_each(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_nodes(monkeypatch)
-    agent = site.folder / "agent"
-    agent.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.support.two_node_agent "$@"\n')
-    agent.chmod(0o755)
-    run = site.submit((*SETTINGS, "layouts.cpu.num_nodes=2"), python=str(agent))
-    assert run.wait_for_end().reason == "sealed, 2 of 2 trials ok"
-    assert {node.path.name for node in run.run_dir.node_dirs()} == {"node-0", "node-1"}
-    assert all(node.manifest.is_file() and node.telemetry.is_file() for node in run.run_dir.node_dirs())
-    assert verify_bundle(run.collect()) == []
-
-
-@pytest.mark.real
 def test_a_bundle_is_replayed_on_the_nodes_it_names_and_on_this_machine(call, site: Site) -> None:
     site.cluster.ask("scontrol", "update", "nodename=node-0", "state=drain", "reason=test")
-    run = site.submit()
+    run = site.submit(python=sys.executable)
     run.wait_for_end()
     bundle = str(run.collect())
     site.cluster.ask("scontrol", "update", "nodename=node-0", "state=resume")
@@ -124,23 +110,6 @@ def test_a_bundle_is_replayed_on_the_nodes_it_names_and_on_this_machine(call, si
     assert (code, json.loads(out)["level"]) == (0, "bitwise"), err
 
 
-@pytest.mark.long
-@pytest.mark.real
-def test_a_dead_node_ends_in_a_requeued_and_sealed_run(site: Site) -> None:
-    run = site.submit((*LONG[:2], "measure.scored_steps=60", LONG[3]))  # the whole pair runs again after the loss
-    run.wait_for_step()
-    node = run.poll().nodes
-    site.cluster.kill_node(node)
-    try:
-        run.wait_until(lambda: run.poll().state is JobState.PENDING, "waiting again")
-        run.skip_delay()
-        assert run.wait_for_end().reason == "sealed, 2 of 2 trials ok"
-        assert {path.name for path in (run.run_dir.interrupted / "1").iterdir()} == {"00-p1-baseline"}
-    finally:
-        site.cluster.start_node(node)
-        site.cluster.wait_for_nodes()
-
-
 @pytest.mark.real
 def test_the_time_limit_comes_with_a_warning_that_the_agent_uses(site: Site) -> None:
     run = site.submit(("measure.scored_steps=9000", *LONG[:2]))
@@ -151,3 +120,47 @@ def test_the_time_limit_comes_with_a_warning_that_the_agent_uses(site: Site) -> 
     assert (status.state, status.reason) == (JobState.FAILED, reason)
     assert status_of(run.run_dir, "00-p1-baseline") == TrialStatus.INTERRUPTED
     assert not inspect_bundle(run.collect()).is_sealed
+
+
+NUM_PAIRS = 6
+
+
+@pytest.mark.long
+@pytest.mark.real
+@pytest.mark.timeout(900)
+def test_a_run_that_takes_longer_than_its_job_may_goes_on_in_further_jobs_pair_by_pair(site: Site) -> None:
+    """About 13 seconds a trial, for jobs that have two minutes before they are told to end."""
+    settings = ("measure.warmup_steps=1", "measure.scored_steps=260", f"measure.pairs={NUM_PAIRS}", "time_limit_min=1")
+    request = planning.Request(
+        run="smoke",
+        cluster="slurm",
+        profile=str(make_profile(site.folder)),
+        settings=settings,
+        is_exploratory=True,
+        max_job_time="3m",
+    )
+    run = Run(site=site, launched=sending.submit(planning.prepare(request)))
+    planned = Plan.load(run.run_dir.plan).experiment_hash
+
+    def is_over() -> bool:
+        status = run.poll()
+        if status.state is JobState.PENDING:
+            time.sleep(3)  # a start in the second of the requeue would have the credential that was just revoked
+            run.skip_delay()
+            site.cluster.revive_controller()
+        return status.state.is_final
+
+    run.wait_until(is_over, "the end", 800)
+    assert run.poll().reason == f"sealed, {2 * NUM_PAIRS} of {2 * NUM_PAIRS} trials ok", run.tail()
+    bundle = run.collect()
+    assert verify_bundle(bundle) == []
+    with open_verified(bundle) as (sealed, _):
+        by_pair: dict[str, set[str]] = {}
+        for folder in sealed.trial_dirs():
+            by_pair.setdefault(folder.name.split("-")[1], set()).add(load_json(folder.exit)["allocation"])
+        plan = Plan.load(sealed.plan)
+        found = [item.name for item in list_allocations(plan, sealed, list(plan.groups()))]
+    assert {len(names) for names in by_pair.values()} == {1}, "no pair spans jobs"
+    allocations = {name for names in by_pair.values() for name in names}
+    assert (len(by_pair), len(allocations) >= 2) == (NUM_PAIRS, True)
+    assert (set(found), plan.experiment_hash) == (allocations, planned)

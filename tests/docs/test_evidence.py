@@ -1,30 +1,54 @@
-"""The main figures of the evidence page are those of its bundles; ``make evidence`` analyses the bundles again."""
+"""The main figures of the evidence page are those sealed in its bundles; ``make evidence`` analyses them again."""
 
 from __future__ import annotations
 
+import csv
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlk_repro.base.files import sha256_file
-from rlk_repro.bundle.seal import open_bundle
-from rlk_repro.replay.recorded import load_result
+from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json, sha256_file
+from rlk_repro.bundle.verify import open_verified
+from rlk_repro.plan import Plan
+from rlk_repro.report import Context
+from rlk_repro.report.answer import describe_words
 from rlk_repro.report.labels import headline_value
-from rlk_repro.rundir.manifest import load_manifests
+from rlk_repro.report.markdown import render_summary
+from rlk_repro.rundir.manifest import Manifest, load_manifests
 from rlk_repro.rundir.results import Analysis
+from rlk_repro.submit.authored import find_rewritten
+from rlk_repro.submit.finishing import report_context
 from tests import ROOT
 
 FOLDER = ROOT / "docs" / "evidence"
 PAGE = (FOLDER / "README.md").read_text()
+ONLY_IN_THE_TABLE = {
+    *("module-qwen3-4b-pairs-h200", "module-qwen3-4b-replay-h200", "module-qwen3-4b-tp2-h200"),
+    *("module-qwen3-4b-sessions-entropy-h200", "qwen3-30b-a3b-random-4l-h200"),
+    "qwen3-30b-a3b-random-4l-six-h200",
+}
 BUNDLES = sorted(FOLDER.glob("*.tgz"))
+with (FOLDER / "all-runs.csv").open() as table:
+    RUNS = list(csv.DictReader(table))
 
 
 @functools.cache
-def analyse(bundle: Path) -> Analysis:
-    return load_result(bundle, is_linked=False)[0]
+def load(name: str) -> tuple[Analysis, Context, Manifest]:
+    bundle = FOLDER / f"{name}.tgz"
+    with open_verified(bundle) as (run_dir, _):
+        assert find_rewritten(Plan.load(run_dir.plan), run_dir) == []
+        context = report_context(run_dir, bundle, is_linked=False)
+        (manifest,) = load_manifests(run_dir)
+        sealed = Analysis.from_json(load_json(run_dir.analysis, max_bytes=MAX_ANALYSIS_BYTES))
+        return sealed, replace(context, bundle_id=sha256_file(run_dir.checksums)), manifest
+
+
+def read_sealed(name: str) -> Analysis:
+    return load(name)[0]
 
 
 def mean(analysis: Analysis, metric: str, variant: str) -> float:
@@ -42,19 +66,21 @@ def less(analysis: Analysis, metric: str = "step_time_s") -> str:
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
-def test_a_bundle_has_its_row_and_its_origin(bundle: Path) -> None:
+def test_a_bundle_has_its_row_its_origin_and_a_summary_that_fits_a_pull_request(bundle: Path) -> None:
     (row,) = (line for line in PAGE.splitlines() if f"]({bundle.name}) |" in line)
     _, _, _, ratio, n, energy, verdict, link, _ = (cell.strip() for cell in row.split("|"))
-    analysis = analyse(bundle)
-    with open_bundle(bundle) as run_dir:
-        bundle_id = sha256_file(run_dir.checksums)[:12]
-        (manifest,) = load_manifests(run_dir)
+    analysis, context, manifest = load(bundle.stem)
+    bundle_id = context.bundle_id[:12]
+    (listed,) = (run for run in RUNS if run["id"] == bundle_id)
+    assert (listed["file"], listed["verdict"], listed["shipped"]) == (bundle.name, verdict, "yes")
     assert link.startswith(f"[`{bundle_id}`]")
     assert verdict == analysis.verdict.word.value
     if analysis.effects and analysis.effects[0].low is not None:
         effect = analysis.effects[0]
         assert ratio == f"{effect.ratio:.4f} ({effect.low:.4f} to {effect.high:.4f})"
-        assert n == f"{effect.n} {analysis.unit}s"
+        assert n == f"{effect.n} {analysis.unit}s" == listed["n"]
+        assert f"{listed['less time']} less time ({listed['95 % interval']})" == less(analysis)
+        assert bundle.stem in ONLY_IN_THE_TABLE or less(analysis) in " ".join(PAGE.split())
     else:
         assert ratio.startswith("none: ")
     spent = analysis.effect("energy_j")
@@ -67,31 +93,22 @@ def test_a_bundle_has_its_row_and_its_origin(bundle: Path) -> None:
     commit = ours["commit"] if isinstance(ours["commit"], str) else ours["package_tree"]
     for words in (gpu["devices"][0]["uuid"][:13], commit[:12], code["rl_kernel"]["commit"][:12]):
         assert f"`{words}" in PAGE
+    summary = render_summary(analysis, context)
+    assert len(summary.splitlines()) <= 60
+    assert len(summary) < 65_536
+    assert summary.startswith(f"### {analysis.run}: {describe_words(analysis)}")
+    assert f"(id {bundle_id})" in summary
 
 
-@pytest.mark.parametrize(
-    ("name", "metric"),
-    [
-        ("qwen3-4b-random-027c809-h200", "step_time_s"),
-        ("qwen3-4b-random-five-h200", "step_time_s"),
-        ("qwen3-4b-random-tp2-h100", "step_time_s"),
-        ("qwen3-4b-random-gc-freeze-h200", "step_time_s"),
-        ("qwen3-4b-random-entropy-h200", "step_time_s"),
-        ("qwen3-4b-random-h200", "step_time_s"),
-        ("qwen3-4b-random-h200", "train_time_s"),
-        ("qwen3-30b-a3b-random-4l-sixteen-h200", "step_time_s"),
-        ("qwen3-4b-random-live-h200", "step_time_s"),
-        ("qwen3-4b-random-live-h200", "train_time_s"),
-        ("module-qwen3-4b-027c809-h200", "step_time_s"),
-        ("module-qwen3-4b-202f0e3-h200", "step_time_s"),
-        ("module-qwen3-4b-compile-h200", "step_time_s"),
-        ("module-qwen3-4b-against-compile-h200", "step_time_s"),
-        ("module-qwen3-4b-027c809-second-h200", "step_time_s"),
-        ("module-qwen3-4b-against-compile-second-h200", "step_time_s"),
-    ],
-)
-def test_the_page_says_how_much_less_time_a_run_takes(name: str, metric: str) -> None:
-    assert less(analyse(FOLDER / f"{name}.tgz"), metric) in " ".join(PAGE.split())
+def test_every_run_of_the_table_is_there_or_says_why_not() -> None:
+    files = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.tgz")}
+    assert {run["file"] for run in RUNS if run["shipped"] == "yes" and run["id"]} == files
+    assert [run["file"] for run in RUNS if not run["why"] and run["shipped"] != "yes"] == []
+
+
+def test_the_page_says_how_much_less_time_training_takes() -> None:
+    for name in ("qwen3-4b-random-h200", "qwen3-4b-random-live-h200"):
+        assert less(read_sealed(name), "train_time_s") in " ".join(PAGE.split())
 
 
 # The columns vime, torch.compile, RL-Kernel 202f0e3 and RL-Kernel 027c809 of the page's table.
@@ -116,7 +133,7 @@ def test_the_parts_of_vime_torch_compile_and_both_commits(label: str, metric: st
     (row,) = (line for line in section.splitlines() if line.startswith(f"| {label} |"))
     cells = []
     for name, variant in ARMS:
-        value = mean(analyse(FOLDER / f"module-qwen3-4b-{name}-h200.tgz"), metric, variant)
+        value = mean(read_sealed(f"module-qwen3-4b-{name}-h200"), metric, variant)
         cells.append(f"{value / 2**30:.1f} GiB" if metric.endswith("_bytes") else f"{value * 1000:.2f} ms")
     assert [cell.strip() for cell in row.split("|")[2:-1]] == cells
 
@@ -131,7 +148,7 @@ def test_the_readme_repeats_figures_of_the_page() -> None:
 
 @pytest.mark.parametrize("name", ["qwen3-4b-memory-h200", "qwen3-4b-memory-replay-h200"])
 def test_the_largest_microbatches_are_those_of_both_bundles(name: str) -> None:
-    baseline, enabled = analyse(FOLDER / f"{name}.tgz").microbatches
+    baseline, enabled = read_sealed(name).microbatches
     assert f"{baseline.largest:,} tokens in baseline and {enabled.largest:,} " in PAGE
     assert (
         f"that trains has {enabled.largest:,} instead of {baseline.largest:,} tokens"
@@ -140,9 +157,9 @@ def test_the_largest_microbatches_are_those_of_both_bundles(name: str) -> None:
 
 
 def test_the_counts_of_agreement_checks_are_those_of_the_bundles() -> None:
-    names = ("vime-agreement", "vime-agreement-r3", "vime-agreement-r3-off", "qwen3-4b-agreement")
-    bundles = [FOLDER / f"{name}-h200.tgz" for name in names] + [FOLDER / "vime-agreement-tp2-h100.tgz"]
-    words = [[check.word.value for check in analyse(bundle).checks] for bundle in bundles]
+    names = ["vime-agreement", "vime-agreement-r3", "vime-agreement-r3-off", "qwen3-4b-agreement"]
+    names = [*(f"{name}-h200" for name in names), "vime-agreement-tp2-h100"]
+    words = [[check.word.value for check in read_sealed(name).checks] for name in names]
     counts = [", ".join(str(found.count(word)) for word in ("pass", "fail", "not measured")) for found in words]
     (row,) = (line for line in PAGE.splitlines() if line.startswith("| number of checks within the contract"))
     assert [cell.strip() for cell in row.split("|")[2:-1]] == counts

@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,24 +19,20 @@ import yaml
 
 from rlk_repro.base.files import load_json, sha256_file
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.clusters.api import JobState
 from rlk_repro.images.record import parse_record
 from rlk_repro.plan import Plan
 from rlk_repro.replay.identity import read_identity
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Stack
 from rlk_repro.submit import planning, sending
-from tests import ROOT
-from tests.support.copied_package import ADDRESS, make_wheel, render_config
+from tests.support.copied_package import ADDRESS, render_config
 from tests.support.images import examples
-from tests.support.images.examples import EPOCH, SITE, Engine, Upstream, list_differences
+from tests.support.images.examples import EPOCH, SITE, Engine, Upstream
 from tests.support.make_run import verify_bundle
-from tests.support.probe_examples import write_tree
 from tests.support.slurm.runs import SETTINGS, Run, Site
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
-Call = Callable[..., tuple[int, str, str]]
 RECORD = "opt/rlk-repro/provenance.json"
 # What the stand-in's torch cannot do: a real one for the trainer alone, and what that imports beyond the image's own.
 TRAINER_PACKAGES = ("torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "filelock", "fsspec")
@@ -74,12 +69,12 @@ class Workshop:
     def stack(self) -> Stack:
         return Stack.model_validate(self.upstream.stack(f"{self.host}/vime", self.base_digest))
 
-    def build(self, tag: str, *, context: Path | None = None, **changed: str) -> str:
+    def build(self, tag: str, **changed: str) -> str:
         """What the build says; it must end well unless ``tag`` is empty."""
         given = [f"--build-arg={name}={value}" for name, value in (self.arguments | changed).items()]
         done = self.engine.run(
             "buildah", "build", "--tls-verify=false", f"--timestamp={EPOCH}", f"--tag={tag or 'localhost/refused'}",
-            *given, f"--file={context or self.context}/docker/Dockerfile.cuda", context or self.context,
+            *given, f"--file={self.context}/docker/Dockerfile.vime", self.context,
             check=bool(tag),
         )  # fmt: skip
         assert (done.returncode == 0) == bool(tag), done.stdout[-2000:] + done.stderr[-2000:]
@@ -103,31 +98,27 @@ class Workshop:
         )
         return where, digest.read_text().strip()
 
-    def change(self, tag: str, *words: str) -> None:
-        """A container of the image, changed by ``buildah run`` or ``config``, as an image of its own."""
-        container = self.engine.run("buildah", "from", "localhost/ours").stdout.strip()
-        self.engine.run(
-            "buildah", words[0], *([container, "--", *words[1:]] if words[0] == "run" else [*words[1:], container])
-        )
-        self.engine.run("buildah", "commit", "--quiet", "--rm", container, tag)
-
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     examples.require_tools()
     folder = tmp_path_factory.mktemp("images")
     (folder / "git").mkdir()
-    with examples.registry(folder / "registry") as host, examples.git_server(folder / "git") as url:
-        engine = Engine.make(folder / "engine", host)
-        base = examples.make_base(engine, folder / "base", render_config(url))
-        engine.run("buildah", "push", "--quiet", f"--digestfile={folder}/digest", base, f"docker://{host}/vime")
-        digest = (folder / "digest").read_text().strip()
-        upstream = Upstream.make(folder / "git", ADDRESS)
-        stack = upstream.stack(f"{host}/vime", digest)
-        other = upstream.stack(f"{host}/vime", digest, name="other")
-        context = examples.make_context(folder / "context", {"test": stack, "other": other})
-        yield Workshop(engine, folder, host, upstream, digest, context)
-    shutil.rmtree(folder, ignore_errors=True)  # gigabytes
+    try:
+        with examples.registry(folder / "registry") as host, examples.git_server(folder / "git") as url:
+            engine = Engine.make(folder / "engine", host)
+            base = examples.make_base(engine, folder / "base", render_config(url))
+            # to compress the base takes longer than its way over loopback
+            pushed = ("--quiet", "--disable-compression", f"--digestfile={folder}/digest")
+            engine.run("buildah", "push", *pushed, base, f"docker://{host}/vime")
+            digest = (folder / "digest").read_text().strip()
+            upstream = Upstream.make(folder / "git", ADDRESS)
+            stack = upstream.stack(f"{host}/vime", digest)
+            context = examples.make_context(folder / "context", stack)
+            yield Workshop(engine, folder, host, upstream, digest, context)
+    finally:
+        examples.unmount_below(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # gigabytes
 
 
 @pytest.fixture(scope="module")
@@ -149,23 +140,17 @@ def files_of(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): sha256_file(path) for path in files}
 
 
-def check(call: Call, tag: str, stack: Path) -> list[str]:
-    """Where ``images check`` finds something."""
-    code, out, error = call("images", "check", tag, "--runtime", "podman", "--stack", str(stack), "--json")
-    found = json.loads(out)
-    assert (code == 0) is found["is_ok"], error
+def check(built: Workshop, tag: str) -> list[str]:
+    """Where the image's own check finds something."""
+    words = ("python3", "-P", "-m", "rlk_repro.image_check", "--stack", "test", "--json")
+    done = built.engine.run("podman", "run", "--rm", "--network=none", "--entrypoint=", tag, *words, check=False)
+    found = json.loads(done.stdout)
+    assert (done.returncode == 0) is found["is_ok"], done.stderr
     return [item["where"] for item in found["findings"]]
 
 
-def write_stack(built: Workshop, folder: Path, name: str = "test") -> Path:
-    path = folder / f"{name}.yaml"
-    stack = built.upstream.stack(f"{built.host}/vime", built.base_digest, name=name)
-    path.write_text(yaml.safe_dump(stack, sort_keys=False))
-    return path
-
-
-def test_the_image_has_a_record_of_its_content(built: Workshop, tools: None, call: Call, tmp_path: Path) -> None:
-    assert check(call, "localhost/ours", write_stack(built, tmp_path)) == []
+def test_the_image_has_a_record_of_its_content(built: Workshop) -> None:
+    assert check(built, "localhost/ours") == []
     record = parse_record((built.mount("localhost/ours") / RECORD).read_bytes())
     kernels: Any = record.code["rl_kernel"]
     assert kernels["extension_architectures"] == ["sm_100", "sm_80", "sm_90", "sm_90a"]
@@ -182,38 +167,22 @@ def test_the_same_inputs_give_the_same_files(built: Workshop) -> None:
     built.build("localhost/again")
     first, second = built.mount("localhost/ours"), built.mount("localhost/again")
     records = [json.loads((root / RECORD).read_text()) for root in (first, second)]
-    assert list_differences(*records) == []
+    for record in records:  # the compiler gives names of its own to every build
+        del record["digest"], record["code"]["rl_kernel"]["extension_sha256"]
+    assert records[0] == records[1]
     differing = dict(files_of(first).items() ^ files_of(second).items())
     assert set(differing) <= {RECORD}
 
 
-def test_submit_is_answered_in_a_container_without_a_scheduler(built: Workshop) -> None:
+def test_the_command_is_ours_and_submit_is_answered_without_a_scheduler(built: Workshop) -> None:
     words = ("rlk-repro", "submit", "--run", "qwen3-4b", "--cluster", "slurm")
     done = built.engine.run("podman", "run", "--rm", "--network=host", "localhost/ours", *words, check=False)
     assert done.returncode == 2, done.stderr
     assert "this machine has no sbatch" in done.stderr
-
-
-def test_our_command_stays_ours(built: Workshop) -> None:
+    # newer RL-Kernel declares a command of this name
     root = built.mount("localhost/ours")
     assert "from rlk_repro.cli import main" in (root / "usr/local/bin/rlk-repro").read_text()
     assert "rlk-repro" not in (root / f"{SITE}/rl_kernel-0.1.0.dist-info/entry_points.txt").read_text()
-
-
-def test_an_image_is_published_pulled_and_checked(built: Workshop, tools: None, call: Call, tmp_path: Path) -> None:
-    where, digest = built.push("localhost/ours", "rlk-repro")
-    stack, published = write_stack(built, tmp_path), tmp_path / "published.yaml"
-    code, _, error = call("images", "pull", "--stack", str(stack))
-    assert (code, "rlk-repro images build --stack test --platform cuda-amd64" in error) == (2, True)
-    code, out, _ = call("images", "pin", str(stack), "--image", f"cuda-amd64={where}@{digest}", "-o", str(published))
-    assert code == 0, out
-    assert f"+    digest: {digest}" in out
-    code, out, _ = call("images", "list", str(published), "--size", "--json")
-    assert json.loads(out)["images"][0]["status"] == "published"
-    assert json.loads(out)["images"][0]["size_bytes"] > 1_000_000
-    code, out, error = call("images", "pull", "--stack", str(published), "--runtime", "podman")
-    assert (code, out) == (0, f"{where}@{digest}: matches its record\n"), error
-    assert check(call, f"{where}@{digest}", published) == []
 
 
 def make_profile(folder: Path, engine: Engine) -> Path:
@@ -251,10 +220,10 @@ def submit(site: Site, built: Workshop, stack: Path) -> Run:
     return Run(site=site, launched=sending.submit(planning.prepare(request)))
 
 
-def make_published(built: Workshop, folder: Path, name: str = "test") -> tuple[Path, str]:
+def make_published(built: Workshop, folder: Path) -> tuple[Path, str]:
     """A stack whose image, for machines without GPUs, is in the registry; the image's digest."""
     where, digest = built.push("localhost/ours", "on-slurm")
-    stack = built.upstream.stack(f"{built.host}/vime", built.base_digest, name=name) | {
+    stack = built.upstream.stack(f"{built.host}/vime", built.base_digest) | {
         "unpublished": {},
         "images": {"cpu": {"reference": where, "digest": digest}},
     }
@@ -268,10 +237,8 @@ def read_findings(run_dir: RunDir) -> list[Finding]:
     return [Finding.from_json(item) for item in load_json(node.preflight)["findings"]]
 
 
-def test_slurm_runs_the_published_image(built: Workshop, tools: None, call: Call, site: Site) -> None:
+def test_slurm_runs_the_published_image(built: Workshop, tools: None, site: Site) -> None:
     stack, digest = make_published(built, site.folder)
-    code, _, error = call("images", "pull", "--stack", str(stack), "--runtime", "podman")
-    assert code == 0, error
     run = submit(site, built, stack)
     assert run.wait_for_end().reason == "sealed, 2 of 2 trials ok", run.tail()
     assert verify_bundle(run.collect()) == []
@@ -288,86 +255,15 @@ def test_slurm_runs_the_published_image(built: Workshop, tools: None, call: Call
     assert built.engine.run("podman", "ps", "--all", "--quiet").stdout == ""
 
 
-@pytest.mark.long
-def test_slurm_runs_no_image_of_another_stack(built: Workshop, tools: None, site: Site) -> None:
-    stack, _ = make_published(built, site.folder, name="other")
-    run = submit(site, built, stack)
-    assert run.wait_for_end().state is JobState.FAILED
-    blocking = [finding for finding in read_findings(run.run_dir) if finding.level is Level.BLOCKING]
-    assert [(finding.where, finding.expected, finding.found) for finding in blocking] == [
-        ("image.stack", "other", "test")
-    ]
-    assert list(run.run_dir.trials.iterdir()) == []
-    run.wait_for_script()
-
-
 # Ways to make an image mean less, and who refuses: the build, or the check of the image.
 
 
-def test_packages_of_a_lock_are_installed_and_a_changed_hash_stops_the_build(
-    workshop: Workshop, tmp_path: Path
-) -> None:
-    """The half of docker/Dockerfile.locked that installs packages, on two small ones; the whole is built by hand."""
-    wheels = [make_wheel(tmp_path / "wheels", name, "1.0") for name in ("nvidia_tiny", "tiny")]
-    hashes = [sha256_file(wheel) for wheel in wheels]
-    text = "\n\n".join((ROOT / "docker/Dockerfile.locked").read_text().split("\n\n")[:2])
-    write_tree(tmp_path, {"Dockerfile": text, "pip.conf": "[global]\nno-index = true\nfind-links = /mnt\n"})
-
-    def build(*expected: str) -> subprocess.CompletedProcess[str]:
-        lines = [f"{name}==1.0 --hash=sha256:{value}  # 1\n"
-                 for name, value in zip(("nvidia-tiny", "tiny"), expected, strict=True)]  # fmt: skip
-        write_tree(tmp_path, {"context/requirements/test-cuda-amd64.txt": "".join(lines)})
-        given = [f"--build-arg={name}={value}" for name, value in workshop.arguments.items()]
-        mounts = [f"--volume={tmp_path}/wheels:/mnt:ro", f"--volume={tmp_path}/pip.conf:/etc/pip.conf:ro"]
-        return workshop.engine.run(
-            "buildah", "build", "--layers", "--tls-verify=false", f"--timestamp={EPOCH}", "--tag=localhost/slim",
-            *given, *mounts, f"--file={tmp_path}/Dockerfile", tmp_path / "context", check=False,
-        )  # fmt: skip
-
-    done = build(*hashes)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    names = {path.parent.name for path in workshop.mount("localhost/slim").rglob("*tiny/__init__.py")}
-    assert names == {"nvidia_tiny", "tiny"}
-    refused = build(hashes[0], "0" * 64)
-    assert refused.returncode != 0
-    assert "tiny==1.0 from file:///mnt/tiny-1.0-py3-none-any.whl" in refused.stdout + refused.stderr
-
-
-def test_a_base_by_tag_is_refused(built: Workshop) -> None:
-    assert "invalid reference format" in built.build("", BASE_DIGEST="latest")
-
-
-def test_a_commit_that_is_gone_is_refused(built: Workshop) -> None:
-    said = built.build("", VIME_COMMIT="2" * 40)
-    assert "not our ref" in said
-    assert "the repository does not have this commit (any more)" in said
-
-
-def test_other_architectures_are_refused(built: Workshop) -> None:
-    said = built.build("", RL_KERNEL_ARCHITECTURES="90")
-    expected = "got 'sm_90, sm_90a', expected sm_100, sm_80, sm_90, sm_90a"
-    assert f"rl_engine._C architectures: is not what the stack needs, {expected}" in said
-
-
-def test_a_lost_label_is_found(built: Workshop, tools: None, call: Call, tmp_path: Path) -> None:
-    built.change("localhost/unlabelled", "config", "--label", "rlk-repro.vime.commit-")
-    assert check(call, "localhost/unlabelled", write_stack(built, tmp_path)) == ["label rlk-repro.vime.commit"]
-
-
-@pytest.mark.long
-def test_a_carefully_edited_record_is_found_by_the_files_that_it_describes(
-    built: Workshop, tools: None, call: Call
-) -> None:
-    words = ("import json; from pathlib import Path; from rlk_repro.images.record import digest_of; "
-             f"p = Path('/{RECORD}'); v = json.loads(p.read_text()); v['code']['packages']['torch'] = '9'; "
-             "v['code']['rl_kernel']['extension_sha256'] = '0' * 64; v['digest'] = digest_of(v); "
-             "p.write_text(json.dumps(v))")  # fmt: skip
-    built.change("localhost/forged", "run", "python3", "-c", words)
-    code, out, _ = call("images", "check", "localhost/forged", "--runtime", "podman")
-    assert code == 1
-    assert "packages.torch: expected 9, found 2.11.0+cu129" in out
-    assert "code.rl_kernel.extension_sha256" in out
-
-
-def test_an_image_of_another_stack_is_found(built: Workshop, tools: None, call: Call, tmp_path: Path) -> None:
-    assert check(call, "localhost/ours", write_stack(built, tmp_path, "other")) == ["image.stack"]
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("BASE_DIGEST", "latest", "invalid reference format"),
+        ("VIME_COMMIT", "2" * 40, "the repository does not have this commit (any more)"),
+    ],
+)
+def test_what_moves_or_is_gone_is_refused(built: Workshop, name: str, value: str, said: str) -> None:
+    assert said in built.build("", **{name: value})

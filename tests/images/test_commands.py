@@ -1,10 +1,12 @@
-"""``rlk-repro images`` and the steps of a build, without engine and registry; those are in test_images_build."""
+"""``rlk-repro images`` and the steps of a build, without engine and registry; those are in test_build."""
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,84 +16,50 @@ import pytest
 import yaml
 
 from rlk_repro.base.errors import CheckFailed, SpecError
+from rlk_repro.clusters.slurm.script import render_sbatch
 from rlk_repro.images import build, stacks
-from rlk_repro.images import pin as pinning
-from rlk_repro.images.pin import renew
-from rlk_repro.spec import Stack
 from rlk_repro.spec.load import load_stack
 from tests import ROOT
-from tests.support.copied_package import mirror_folder
-from tests.support.images.examples import commit_files
-from tests.support.probe_examples import write_tree
-from tools.image_build.gfx import check_gfx
-from tools.image_build.inputs import read_inputs
-from tools.image_build.nvcc import rewrite
+from tests.support.copied_package import make_environment, make_wheel
+from tests.support.slurm.examples import IMAGE_DIR, plan_for, run_dir_of, with_site
+from tools.image_build.inputs import check_gfx, read_inputs
 from tools.image_build.package import check_untouched, select_missing
+from tools.rl_kernel.nvcc import rewrite
 
 Call = Callable[..., tuple[int, str, str]]
+ALL = ("cuda-amd64", "cuda-arm64", "rocm-amd64")
 DIGEST = f"sha256:{'ab' * 32}"
 ARGUMENTS = {
     "BASE_NAME": "registry.example/vime",
     "BASE_DIGEST": DIGEST,
     "STACK": "test",
-    "GPU_PLATFORM": "cuda",
+    "IMAGE_PLATFORM": "cuda-amd64",
     "REVISION": "1" * 40,
     "SOURCE_DATE_EPOCH": "1767225600",
     "VIME_REPOSITORY": "https://git.example/vime",
     "VIME_COMMIT": "2" * 40,
     "RL_KERNEL_REPOSITORY": "https://git.example/rl-kernel",
     "RL_KERNEL_COMMIT": "3" * 40,
-    "RL_KERNEL_ARCHITECTURES": "80 90 100",
 }
-TEXT = f"""\
-# a comment that stays
-stack: test
-purpose: A test.
-unpublished:
-  cuda-amd64: {{build: b, reason: r}}
-  cuda-arm64:
-    build: b
-    reason: r
-pins:
-  vime: {{repository: URL, commit: {"a" * 40}}}  # kept
-  rl_kernel:
-    repository: URL
-    commit: {"b" * 40}
-    confidence: likely
-    evidence: hearsay
-bases:
-  cuda-amd64:
-    reference: registry.example/vime
-    tag: "1"
-    confidence: likely
-    evidence: here
-"""
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-
-
-def test_whole_arguments_are_taken(machine: None) -> None:
-    inputs = read_inputs({**ARGUMENTS, "IMAGE_PLATFORM": "cuda-amd64"})
-    assert (inputs.image_platform, inputs.architectures) == ("cuda-amd64", ("80", "90", "100"))
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({"BASE_DIGEST": "latest"}, "build argument BASE_DIGEST: a tag can move, got 'latest'"),
-        ({"VIME_COMMIT": "main"}, "build argument VIME_COMMIT: a branch or a tag can move, got 'main'"),
         ({"RL_KERNEL_COMMIT": "202f0e3"}, "build argument RL_KERNEL_COMMIT: a branch or a tag can move"),
         ({"STACK": ""}, "build argument STACK: missing"),
         ({"IMAGE_PLATFORM": "cuda-arm64"}, "build argument IMAGE_PLATFORM: differs from this machine's"),
         ({"SOURCE_DATE_EPOCH": "yesterday"}, "build argument SOURCE_DATE_EPOCH: no time"),
     ],
 )
-def test_arguments_that_move_are_refused(machine: None, changed: dict[str, str], says: str) -> None:
+def test_arguments_that_move_are_refused(monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], says: str) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    inputs = read_inputs(ARGUMENTS)
+    assert (inputs.image_platform, inputs.architectures) == ("cuda-amd64", ["80", "90", "100"])
+    assert read_inputs({**ARGUMENTS, "IMAGE_PLATFORM": "rocm-amd64"}).architectures == []
     with pytest.raises(SpecError) as caught:
-        read_inputs({**ARGUMENTS, "IMAGE_PLATFORM": "cuda-amd64", **changed})
+        read_inputs({**ARGUMENTS, **changed})
     assert says in str(caught.value)
 
 
@@ -111,26 +79,20 @@ def test_every_file_is_compiled_for_its_gpus(source: str, flags: list[str]) -> N
     assert rewrite(["-gencode", "arch=x", "-arch=sm_70", "-c", "a.cu"], ("80",))[:2] == ["-c", "a.cu"]
 
 
-def test_only_packages_that_the_base_lacks_are_installed() -> None:
+def test_a_base_keeps_its_packages_and_gets_only_those_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     lock = (ROOT / "requirements/base.txt").read_text()
     wanted = select_missing(lock, {"pydantic", "pydantic-core", "typer", "rich"})
     assert "isal" in wanted
-    assert "pydantic" not in wanted
-    assert "colorama" not in wanted
+    assert not {"pydantic", "colorama"} & wanted.keys()
     assert all("--hash=sha256:" in entry for entry in wanted.values())
     assert select_missing(lock, {re.split("==", entry)[0] for entry in lock.split("\n") if "==" in entry}) == {}
-
-
-def test_a_package_of_the_base_that_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     now = {"torch": "2.12.0", "rlk-repro": "0.1.0", "isal": "1.9.1", "flash-attn": "2.8.3"}
     monkeypatch.setattr("tools.image_build.package.list_packages", lambda: now)
     with pytest.raises(CheckFailed) as caught:
         check_untouched({"torch": "2.11.0", "numpy": "1.26.4"}, ["isal"])
-    assert str(caught.value).splitlines() == [
-        "package flash-attn: was changed by the build, got '2.8.3', expected absent, as in the base",
-        "package numpy: was changed by the build, got None, expected 1.26.4, the version of the base image",
-        "package torch: was changed by the build, got '2.12.0', expected 2.11.0, the version of the base image",
-    ]
+    assert [(problem.where, problem.got) for problem in caught.value.problems] == [
+        ("package flash-attn", "2.8.3"), ("package numpy", None), ("package torch", "2.12.0"),
+    ]  # fmt: skip
 
 
 def test_a_base_for_other_amd_gpus_is_refused(tmp_path: Path) -> None:
@@ -138,56 +100,35 @@ def test_a_base_for_other_amd_gpus_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / f"kernels_{gpu}.co").write_text("")
     with pytest.raises(CheckFailed) as caught:
-        check_gfx(None, tmp_path)
+        check_gfx(tmp_path)
     (problem,) = caught.value.problems
     assert (problem.got, problem.expected) == (["gfx950"], "gfx942")
 
 
-def test_submitting_to_an_unpublished_image_names_the_command(call: Call) -> None:
-    code, out, _ = call("images", "list", "2026-07", "--json")
-    rows = json.loads(out)["images"]
-    assert (code, [row["platform"] for row in rows]) == (0, ["cuda-amd64", "cuda-arm64", "rocm-amd64"])
-    code, _, error = call("images", "pull", "--stack", "2026-07", "--platform", "cuda-amd64")
-    assert (code, "hint: rlk-repro images build --stack 2026-07 --platform cuda-amd64" in error) == (2, True)
-    code, _, error = call("images", "pull", "--stack", "host")
-    assert (code, "stack host: has no image for this platform" in error) == (2, True)
-
-
-def test_what_was_removed_names_its_replacement(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "image.tar").touch()
-    code, _, error = call("images", "check", str(tmp_path / "image.tar"))
-    assert (code, "skopeo copy oci-archive:" in error) == (2, True)
-
-
 def test_without_options_it_is_the_newest_stack_and_this_machines_platform(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for processor, driver, stack, platform in (
         ("x86_64", tmp_path / "none", "2026-11", "cuda-amd64"),
         ("x86_64", tmp_path, "2026-07", "rocm-amd64"),
         ("aarch64", tmp_path / "none", "2026-11", "cuda-arm64"),
     ):
-        hint = f"hint: rlk-repro images build --stack {stack} --platform"
         monkeypatch.setattr("platform.machine", lambda found=processor: found)
         monkeypatch.setattr(stacks, "AMD_DRIVER", driver)
-        code, _, error = call("images", "pull")
-        assert (code, f"{hint} {platform}" in error) == (2, True), error
+        assert (stacks.get_stack(None).stack, stacks.find_platform()) == (stack, platform)
 
 
 def test_the_build_command_holds_the_stacks_pins(call: Call) -> None:
-    words = ("images", "build", "--stack", "2026-07", "--platform", "cuda-amd64", "--engine", "docker", "--dry-run")
-    code, out, _ = call(*words)
     pins = load_stack("2026-07").model.pins
-    assert code == 0
-    assert f"--build-arg=VIME_COMMIT={pins['vime'].commit}" in out
-    assert f"--build-arg=RL_KERNEL_COMMIT={pins['rl_kernel'].commit}" in out
-    code, _, error = call("images", "build", "--stack", "2026-07", "--platform", "rocm-amd64", "--dry-run")
-    assert (code, "has no digest, which a build needs, expected --base NAME@sha256:…" in error) == (2, True)
-    code, out, _ = call(
-        *words[:4], "--platform", "rocm-amd64", "--engine", "podman", "--dry-run", "--base", f"a/b@{DIGEST}"
-    )
-    assert (code, f"--build-arg=BASE_DIGEST={DIGEST}" in out, "Dockerfile.rocm" in out) == (0, True, True)
-    assert call(*words[:4], "--platform", "rocm-amd64", "--dry-run", "--base", "a/b:latest")[0] == 2
+    on_rocm = ("--platform", "rocm-amd64")
+    for words, code, told in (
+        (("--platform", "cuda-amd64"), 0, f"--build-arg=RL_KERNEL_COMMIT={pins['rl_kernel'].commit}"),
+        (on_rocm, 2, "has no digest, which a build needs, expected --base NAME@sha256:…"),
+        ((*on_rocm, "--base", f"a/b@{DIGEST}"), 0, f"--build-arg=BASE_DIGEST={DIGEST}"),
+        ((*on_rocm, "--base", "a/b:latest"), 2, "--base: a tag can move"),
+    ):
+        found, out, error = call("images", "build", "--stack", "2026-07", "--engine", "podman", "--dry-run", *words)
+        assert (found, told in out + error) == (code, True), out + error
 
 
 def test_a_changed_file_of_the_build_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,47 +138,20 @@ def test_a_changed_file_of_the_build_is_named(monkeypatch: pytest.MonkeyPatch) -
         build.require_clean()
 
 
-def test_bake_takes_its_variables_from_the_stack(call: Call) -> None:
-    code, out, _ = call("images", "build", "--stack", "2026-07", "--bake")
-    given = dict(line.removeprefix("export ").split("=", 1) for line in out.splitlines())
-    declared = re.findall(r'^variable "(\w+)"', (ROOT / "docker/docker-bake.hcl").read_text(), re.MULTILINE)
-    assert (code, set(declared) - set(given)) == (0, {"REPOSITORY"})
-    for name in ("cuda", "rocm"):
-        arguments = set(re.findall(r"^ARG (\w+)$", (ROOT / f"docker/Dockerfile.{name}").read_text(), re.MULTILINE))
-        baked = set(re.findall(r"^ +(\w+) += ", (ROOT / "docker/docker-bake.hcl").read_text(), re.MULTILINE))
-        assert arguments <= baked
-
-
-def test_pin_renews_moved_tags_and_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = commit_files(tmp_path / "source", {"a": "1"})
-    text = TEXT.replace("URL", f"{mirror_folder(tmp_path, tmp_path / 'home', monkeypatch)}/source")
-    stack = Stack.model_validate(yaml.safe_load(text))
-    monkeypatch.setattr(pinning, "resolve_tag", lambda _: DIGEST)
-    after = renew(text, stack, {}, {})
-    assert Stack.model_validate(yaml.safe_load(after)).bases["cuda-amd64"].digest == DIGEST
-    after = renew(text, stack, {"vime": "main", "rl_kernel": commit}, {})
-    renewed = Stack.model_validate(yaml.safe_load(after))
-    assert [pin.commit for pin in renewed.pins.values()] == [commit, commit]
-    assert renewed.pins["rl_kernel"].confidence == "certain"
-    assert "# a comment that stays" in after
-    assert "# kept" in after
-    for platform in ("cuda-amd64", "cuda-arm64"):
-        after = renew(text, stack, {}, {platform: f"ghcr.io/us/images@{DIGEST}"})
-        published = Stack.model_validate(yaml.safe_load(after))
-        assert published.images[platform].digest == DIGEST
-        assert len(published.unpublished) == 1
-    with pytest.raises(SpecError, match="no such pin"):
-        renew(text, stack, {"torch": "main"}, {})
-    with pytest.raises(SpecError, match="no such image"):
-        renew(text, stack, {}, {"cuda-amd64": "ghcr.io/us/images:latest"})
-
-
-@pytest.mark.parametrize("platform", ["cuda-amd64", "cuda-arm64", "rocm-amd64"])
-def test_pin_adds_an_image_to_the_shipped_stack(platform: str) -> None:
-    stack = load_stack("2026-07")
-    after = yaml.safe_load(renew(stack.data.decode(), stack.model, {}, {platform: f"registry.site/name@{DIGEST}"}))
-    assert after["images"][platform]["digest"] == DIGEST
-    assert set(after["unpublished"]) == set(stack.model.unpublished) - {platform}
+def test_the_workflow_names_the_pushed_images_in_the_stack(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/images.yml").read_text())
+    step = next(step for step in workflow["jobs"]["propose"]["steps"] if step.get("name") == "Propose the digests")
+    words, _, _ = step["run"].partition("git switch")
+    path = tmp_path / "manifests/stacks/2026-07.yaml"
+    path.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "manifests/stacks/2026-07.yaml", path)
+    environ = {**os.environ, "TAG": "images-2026-07", "REPOSITORY": "registry.site/name"}
+    for pushed in (ALL[:1], ALL, ALL):  # the last time it replaces what it wrote
+        given = {name.upper().replace("-", "_"): f"{name} {DIGEST if name in pushed else ''}" for name in ALL}
+        subprocess.run(["bash", "-c", words], cwd=tmp_path, env=environ | given, check=True)
+        stack = load_stack(str(path)).model
+        assert {name: image.digest for name, image in stack.images.items()} == dict.fromkeys(pushed, DIGEST)
+        assert set(stack.unpublished) == set(ALL) - set(pushed)
 
 
 def test_workflows_pin_their_actions_and_start_without_rights() -> None:
@@ -251,7 +165,7 @@ def test_workflows_pin_their_actions_and_start_without_rights() -> None:
         assert all(re.fullmatch(r" # v\d+\.\d+\.\d+", comment) for _, comment in used), used
 
 
-@pytest.mark.parametrize("name", ["cuda", "locked", "rocm"])
+@pytest.mark.parametrize("name", ["locked", "vime"])
 def test_the_dockerfiles_are_clean(name: str) -> None:
     from rlk_repro.base import proc
 
@@ -264,18 +178,59 @@ def test_the_dockerfiles_are_clean(name: str) -> None:
     assert done.is_ok, done.stdout + done.stderr
 
 
-def test_an_unknown_runtime_is_answered_with_the_known_ones(call: Call) -> None:
-    code, _, err = call("images", "check", "name", "--runtime", "singularity")
-    assert code == 2
-    assert err.startswith("rlk-repro: --runtime: unknown, got 'singularity', expected one of podman, docker, ")
+# Image runs and the torch of ``make`` are pinned and have only the rights that they need.
 
 
-def test_the_complaint_of_docker_is_quoted_not_its_last_line(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = "docker: Cannot connect to the Docker daemon.\n\nRun 'docker run --help' for more information"
-    write_tree(tmp_path, {"docker": f'#!/bin/sh\necho "{words}" >&2\nexit 125\n'})
+def test_torch_is_installed_only_as_one_of_the_listed_files(tmp_path: Path) -> None:
+    """The index serves a stand-in of the same name and version, as a careless or hostile index would."""
+    (tmp_path / "requirements").mkdir()
+    lock = (ROOT / "requirements" / "torch.txt").read_text()
+    (tmp_path / "requirements" / "torch.txt").write_text(lock)
+    wheels = tmp_path / "wheels"
+    wheel = make_wheel(wheels, "torch", "2.13.0")
+    make_environment(tmp_path / "env")
+    env = {"PATH": "/usr/bin:/bin", "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+
+    def install(*words: str) -> subprocess.CompletedProcess[str]:
+        script = ROOT / "tools" / "install-torch.sh"
+        argv = ["sh", str(script), "env", *words]
+        return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    done = install()
+    assert done.returncode == 1
+    assert "make: this index serves another build of torch==2.13.0 than those of requirements/torch.txt" in done.stderr
+    assert not list((tmp_path / "env").rglob("torch*"))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (tmp_path / "requirements" / "torch.txt").write_text(f"torch==2.13.0 --hash=sha256:{digest}\n")
+    assert install().returncode == 0
+    assert list((tmp_path / "env").rglob("torch-2.13.0.dist-info"))
+    assert (install().returncode, install("torch==0.0.0").returncode) == (0, 0)  # torch is installed
+
+
+@pytest.mark.parametrize(("runtime", "hardware"), [("docker", "h200"), ("podman", "mi300x")])
+def test_containers_have_no_capability_and_no_way_to_one(runtime: str, hardware: str) -> None:
+    plan = plan_for(hardware=hardware, stack="example")
+    site = with_site(plan, container={"runtime": runtime, "image_dir": IMAGE_DIR})
+    script = render_sbatch(site, run_dir_of(site))
+    assert "\n  --cap-drop=ALL\n  --security-opt=no-new-privileges\n" in script
+    assert ('"--user=$(id -u):$(id -g)"' in script) is (runtime == "docker")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("[name=seccomp,profile=builtin]", f"{os.getuid()}:{os.getgid()}"), ("[name=rootless]", "0:0")],
+)
+def test_docker_containers_run_as_the_submitting_user(tmp_path: Path, answer: str, expected: str) -> None:
+    """Under a rootless daemon, root in the container is the submitting user."""
+    plan = plan_for(stack="example")
+    site = with_site(plan, container={"runtime": "docker", "image_dir": IMAGE_DIR})
+    script = render_sbatch(site, run_dir_of(site))
+    begin, end = script.index("identity=("), script.index("# a killed client leaves")
+    (tmp_path / "docker").write_text(f"#!/bin/sh\necho '{answer}'\n")
     (tmp_path / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    code, _, err = call("images", "check", "name", "--runtime", "docker")
-    assert (code, err) == (3, "rlk-repro: docker run name: docker: Cannot connect to the Docker daemon.\n")
+    text = f'set -euo pipefail; allocation=1.0\n{script[begin:end]}\nprintf "%s\\n" "${{runtime[@]}}"'
+    done = subprocess.run(
+        ["bash", "-c", text], check=False, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("--user")] == [f"--user={expected}"]

@@ -1,14 +1,12 @@
 """RL-Kernel's ``batch_invariant_logp`` as the route: numbers, what is judged before the call, what compiles when.
 
-The operator here is a double by the documented contract; RL-Kernel's own Triton kernels run in Triton's interpreter.
+The operator here is a double by the documented contract; RL-Kernel's own kernels run in test_gpu.
 """
 
 from __future__ import annotations
 
 import enum
-import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,6 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlk_repro.base import proc
 from rlk_repro.integration.measure.profile import read_counts
 from rlk_repro.integration.route import rl_kernel
 from rlk_repro.integration.route.batch_invariant import (
@@ -33,7 +30,6 @@ from rlk_repro.integration.route.log_probs import Shard
 from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_batch_invariant
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.operators import Case, Reason, Refusal
-from tests import ROOT
 from tests.support.loss_examples import load_loss_module, make_args, run_ranks, train_once
 
 WHOLE = Shard(0, 1, None)
@@ -261,35 +257,3 @@ def test_a_kernel_that_triton_loads_later_is_counted(monkeypatch: pytest.MonkeyP
         for hook in hooks:
             hook(None, None, name, None, "")
     assert read_counts()["kernel_compilations"] == before + 2
-
-
-def run_triton(rank: int, folder: str, size: int) -> None:
-    """RL-Kernel's Triton kernels, without its class's check that the tensor is on a GPU."""
-    from rl_engine.kernels.ops.triton.loss.batch_invariant_logp import _BatchInvariantLogpFunction
-
-    def op(logits: torch.Tensor, ids: torch.Tensor) -> Any:
-        return _BatchInvariantLogpFunction.apply(logits, ids, -100)
-
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=size)
-    for seed in range(6):
-        check(op, seed, Shard.of(dist.group.WORLD), columns=24 if seed % 2 else 2600, is_lopsided=seed == 3)
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_rl_kernel_s_triton_kernels_agree_in_the_interpreter(tmp_path: Path, size: int) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
-    source = Path(os.environ.get("RLK_SRC", "/nowhere"))
-    if not (source / "rl_engine/kernels/ops/triton/loss/batch_invariant_logp.py").is_file():
-        pytest.skip("RLK_SRC names no RL-Kernel that has batch_invariant_logp")
-    paths = [str(ROOT), str(source), os.environ.get("PYTHONPATH", "")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    words = "from tests.integration.test_batch_invariant import run_triton; run_triton({rank}, {folder!r}, {size})"
-
-    def run(rank: int) -> proc.Completed:
-        code = words.format(rank=rank, folder=str(tmp_path), size=size)
-        return proc.run([sys.executable, "-c", code], cwd=ROOT, env=environ, timeout_s=280)
-
-    with ThreadPoolExecutor(size) as pool:
-        for done in pool.map(run, range(size)):
-            assert done.is_ok, done.stderr

@@ -115,6 +115,20 @@ def test_old_log_probs_serve_where_they_are_near_and_are_mended_where_not() -> N
     assert (found.double() - wanted).abs().max().item() <= 1e-5 * wanted.abs().max().item()
 
 
+def test_linear_logp_is_as_good_as_products_of_bfloat16_allow() -> None:
+    loaded = load_operator("linear_logp", probe_platform())
+    if isinstance(loaded, Refusal):
+        pytest.skip(str(loaded))
+    hidden = torch.randn(96, 512, device="cuda").bfloat16()
+    weight = (torch.randn(4096, 512, device="cuda") / 512**0.5).bfloat16()
+    tokens = torch.randint(4096, (96,), device="cuda")
+    whole = {"tp_group": None, "vocab_start_index": 0, "global_vocab_size": 4096}
+    found = loaded.op(hidden, weight, tokens, None, **whole)
+    full = (hidden.double() @ weight.double().T).log_softmax(dim=-1)
+    exact = full.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(found.double(), exact, atol=1e-2, rtol=0)
+
+
 def train_on_device(module: object) -> tuple[torch.Tensor, torch.Tensor]:
     args = make_args(use_kl_loss=False, eps_clip_high=0.2, use_rollout_logprobs=False)
     batch = {key: [item.cuda() if isinstance(item, torch.Tensor) else item for item in value]

@@ -10,18 +10,24 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from rlk_repro.base import proc
+from rlk_repro.integration.measure.energy import EnergyCounter
+from rlk_repro.integration.measure.installation import Installation
+from rlk_repro.integration.measure.ledger import Ledger, OpsWriter
 from rlk_repro.integration.measure.libraries import loaded_libraries, parse_transport, read_transport
 from rlk_repro.integration.measure.profile import HostClock, HostMemory, StepProfile, Timers
 from rlk_repro.integration.reward import share_of_even_ids
+from rlk_repro.integration.route.watch import Watch
 from rlk_repro.integration.switch import Settings, install_into
-from rlk_repro.integration.vime import ProfiledSteps
+from rlk_repro.logs.ops import read_ops
 from rlk_repro.operators import Case
+from rlk_repro.rundir.paths import TrialDir
 from tests import ROOT
 from tests.support.loss_examples import load_loss_module, make_args, train_once
 
@@ -105,22 +111,6 @@ def test_each_process_reads_the_log_of_its_own(tmp_path: Path) -> None:
     assert read_transport(env)["network"] == "Socket"
 
 
-# Which steps a profiler outside the trainer records.
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"), [("2:5", [(1, True), (4, False)]), ("1:4", [(0, True), (3, False)]), ("", [])]
-)
-def test_recording_begins_before_the_first_and_ends_after_the_last(
-    steps: str, expected: list[tuple[int, bool]]
-) -> None:
-    seen: list[tuple[int, bool]] = []
-    for rollout_id in range(8):
-        profiled = ProfiledSteps(steps, lambda is_on, number=rollout_id: seen.append((number, is_on)))  # type: ignore[misc]
-        profiled.end_step(rollout_id)
-    assert seen == expected
-
-
 # The process that runs vime's train.py: which one it finds, what that one is told, and what stops it before.
 
 REPOSITORY = ROOT
@@ -178,6 +168,7 @@ def test_the_reward_of_random_weights(tokens: list[int], length: int, reward: fl
 
 
 TIMERS = Timers("forward", "backward", "no_grad")
+PARTS = ("log_probs", "clip_kl", "grpo_loss")
 
 
 class Ticks(HostClock):
@@ -206,13 +197,7 @@ def end_step(profile: StepProfile) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"entropy_coef": 0.01},
-        {"use_kl_loss": False},
-        {"kl_loss_type": "k1", "rollout_temperature": 0.7},
-        {"log_probs_chunk_size": 3},
-    ],
+    [{"use_kl_loss": False}, {"entropy_coef": 0.01, "rollout_temperature": 0.7}],
 )
 def test_values_and_gradients_are_bitwise_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
     module, args = load_loss_module(), make_args(**changes)
@@ -230,15 +215,8 @@ def test_the_loss_contains_its_parts_forward_and_backward() -> None:
         for _ in range(2):
             train_once(module, make_args(), num_microbatches=3)
             timers = end_step(installation.profile)
-            assert set(timers) == {
-                "log_probs_forward",
-                "log_probs_backward",
-                "log_probs_no_grad",
-                "clip_kl_forward",
-                "clip_kl_backward",
-                "grpo_loss_forward",
-                "grpo_loss_backward",
-            }
+            names = {f"{part}_{way}" for part in PARTS for way in ("forward", "backward")}
+            assert set(timers) == {*names, "log_probs_no_grad"}
             assert all(seconds > 0 for seconds in timers.values())
             for way in ("forward", "backward"):
                 inner = timers[f"log_probs_{way}"] + timers[f"clip_kl_{way}"]
@@ -325,3 +303,60 @@ def test_on_a_gpu_timers_are_device_time_and_peaks_are_the_allocator_s() -> None
         assert timers["forward"] > 0
         assert timers["backward"] > 0
         assert memory["peak_reserved_bytes"] >= memory["peak_allocated_bytes"] >= 3 * 4096 * 4096 * 4
+
+
+# The energy of a step, from a stand-in for NVML to what is read back.
+
+UUID = "GPU-4f71446f-dd45-be62-5d17-363fc230afea"
+
+
+class Nvml(ModuleType):
+    """NVML with one device, whose counter gives these millijoules; None is a refusal."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *readings: int | None) -> None:
+        super().__init__("pynvml")
+        self.readings, self.is_open = list(readings), False
+
+    def nvmlInit(self) -> None:
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:
+        self.is_open = False
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != UUID:
+            raise self.NVMLError("not found")
+        return uuid
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _: str) -> int:
+        value = self.readings.pop(0)
+        if value is None:
+            raise self.NVMLError("not supported")
+        return value
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        ((1_000, 251_500, 251_500, 900_000), {0: 250.5, 1: 0.0, 2: 648.5}),
+        ((None, 7, None, 9), {}),
+        (None, {}),
+    ],
+)
+def test_a_step_records_the_energy_since_the_last_one(
+    readings: Any, expected: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = None if readings is None else Nvml(*readings)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert EnergyCounter.open("GPU-another") is None
+    ledger = Ledger(OpsWriter(tmp_path / "ops", 0), ops=(), own="loss", is_fallback_allowed=False)
+    energy = EnergyCounter.open(UUID)
+    with Installation(StepProfile("cpu"), ledger, Watch(), None, energy=energy) as installation:
+        for step in range(3):
+            installation.end_step(step)
+    found = read_ops(TrialDir(tmp_path)).energy
+    assert {step: sample.value for step, sample in found.items()} == expected
+    assert nvml is None or not nvml.is_open

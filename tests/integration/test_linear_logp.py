@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,33 +18,22 @@ import torch
 from torch import nn
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
-from rlk_repro.integration.measure.installation import Installation, find_installation
+from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.output_layers import defer_output_layers
-from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.linear_logp import Head, HiddenStates
-from rlk_repro.integration.switch import TIMERS, Mode, Settings, install_into
+from rlk_repro.integration.route.rl_kernel import RouteFailed
+from rlk_repro.integration.switch import Mode, Settings, install_into
+from rlk_repro.logs.ops import read_ops
 from rlk_repro.loss_options import LossOptions
 from rlk_repro.operators import Case
-from rlk_repro.refengine import core
-from rlk_repro.refengine.__main__ import main
-from tests import SUPPORT
+from rlk_repro.rundir.paths import TrialDir
 from tests.support.loss_examples import LENGTHS, VOCABULARY, load_loss_module, make_args, make_batch
+from tests.support.reference_runs import SMALL, run_trainer
 
-DOUBLE = SUPPORT / "fake_rl_engine"
 NUM_ROWS, HIDDEN = sum(total for total, _ in LENGTHS), 8
 CPU = Case(platform="cpu")
+pytestmark = pytest.mark.usefixtures("rl_kernel")
 NEVER = "expected a call that the route supports, because a fallback would need logits"
-
-
-@pytest.fixture(autouse=True)
-def rl_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The double's registry, alone in this process."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "rl_engine"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(str(DOUBLE))
-    yield importlib.import_module("rl_engine.kernels.registry").kernel_registry
-    for name in [name for name in sys.modules if name.split(".")[0] == "rl_engine"]:
-        del sys.modules[name]
 
 
 def install(module: ModuleType, mode: Mode = Mode.REQUIRE, case: Case = CPU, **settings: Any) -> Installation:
@@ -236,38 +224,18 @@ def test_an_output_layer_that_is_not_understood_leaves_all_of_them_alone(chunk: 
         defer_output_layers(installation, [Model(sound), chunk])
 
 
-RUN = (
-    "--num-rollout 3 --rollout-batch-size 4 --n-samples-per-prompt 4 --micro-batch-size 8 --use-kl-loss "
-    "--kl-loss-coef 0.1 --entropy-coef 0 --num-threads 1 --device cpu "
-    "--custom-megatron-init-path rlk_repro.integration.reference.install"
-)
-
-
-def run_trainer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *flags: str, switch: str) -> Any:
-    """Metrics of every optimizer step, and the calls that RL-Kernel served."""
-    for name, value in (("VIME_RL_KERNEL", switch), ("VIME_RL_KERNEL_MODE", "require"),
-                        ("VIME_RL_KERNEL_OPS", "linear_logp"), ("RLK_REPRO_ENTROPY_METRIC", "0")):  # fmt: skip
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("RLK_REPRO_OPS_DIR", raising=False)
-    caplog.clear()
-    with caplog.at_level("INFO"):
-        assert main([*RUN.split(), *flags]) == 0
-    installation = find_installation(core, TIMERS)
-    assert installation is not None
-    calls = {op: count["calls"] for op, count in installation.ledger._total.items()}
-    installation.undo()
-    lines = [re.fullmatch(r"step \d+: (\{.*\})", message) for message in caplog.messages]
-    return [ast.literal_eval(line[1]) for line in lines if line], calls
-
-
 @pytest.mark.usefixtures("torch_as_it_was")
-@pytest.mark.parametrize("flags", [(), ("--untie-embeddings-and-output-weights",)], ids=["tied", "untied"])
+@pytest.mark.parametrize("flags", ["", "--untie-embeddings-and-output-weights"])
 def test_the_reference_trainer_learns_the_same_from_hidden_states(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: tuple[str, ...]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, flags: str
 ) -> None:
-    expected, none = run_trainer(monkeypatch, caplog, *flags, switch="0")
-    found, calls = run_trainer(monkeypatch, caplog, *flags, switch="1")
-    assert (none, calls) == ({}, {"linear_logp": 18})
-    assert len(found) == len(expected) == 3
+    flags, no_entropy = f"{SMALL} --num-rollout 2 {flags}", {"RLK_REPRO_ENTROPY_METRIC": "0"}
+    expected = run_trainer(caplog, flags, **no_entropy)
+    switches = {"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_OPS": "linear_logp"}
+    switches["RLK_REPRO_OPS_DIR"] = str(tmp_path / "ops")
+    found = run_trainer(caplog, flags, **no_entropy | switches)
+    assert read_ops(TrialDir(tmp_path)).calls["linear_logp"].calls == 2 * 6
+    assert len(found) == len(expected) == 4
     for one, other in zip(found, expected, strict=True):
-        assert one == pytest.approx(other, rel=1e-4, abs=2e-6)
+        numbers = (ast.literal_eval(line.partition(": ")[2]) for line in (one, other))
+        assert next(numbers) == pytest.approx(next(numbers), rel=1e-4, abs=2e-6)

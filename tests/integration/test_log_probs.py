@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlk_repro.integration.route.batch import CurrentBatch
-from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import (
     PROBED_COLUMNS,
     Operators,
@@ -26,6 +25,7 @@ from rlk_repro.integration.route.log_probs import (
     select_with_grad,
 )
 from rlk_repro.integration.route.moments import _moments_by_blocks, find_moments
+from rlk_repro.integration.route.rl_kernel import RouteFailed
 from rlk_repro.operators import Reason, Refusal
 from tests.support.loss_examples import run_ranks
 

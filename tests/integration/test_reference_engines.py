@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,14 @@ import pytest
 import torch
 
 from rlk_repro.analysis.checks import check_pair
-from rlk_repro.integration.measure.installation import find_installation
-from rlk_repro.integration.switch import TIMERS
 from rlk_repro.logs.engines import EngineLog, read_engines
-from rlk_repro.refengine import core, task, trainer
-from rlk_repro.refengine.__main__ import main
+from rlk_repro.refengine import task, trainer
 from rlk_repro.refengine.data import Microbatch, TrainData, make_microbatches, make_train_data
 from rlk_repro.refengine.model import PackedLayout, Transformer, make_model
 from rlk_repro.refengine.rollout import RolloutEngine
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, list_failures
 from rlk_repro.rundir.paths import TrialDir
+from tests.support.reference_runs import run_trainer
 
 # Six ways in which training and rollout come apart, each in two strengths, planted into the reference trainer.
 
@@ -171,35 +169,27 @@ SMALL = (
     "--num-layers 3 --hidden-size 32 --num-attention-heads 2 --use-kl-loss --entropy-coef 0.1 --num-threads 1 "
     "--device cpu --custom-megatron-init-path rlk_repro.integration.reference.install"
 )
-Record = Callable[..., EngineLog]
+Record = Callable[[], EngineLog]
 pytestmark = pytest.mark.usefixtures("without_rl_kernel")
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_as_it_was: None) -> Iterator[Record]:
+def record(tmp_path: Path, caplog: pytest.LogCaptureFixture, torch_as_it_was: None) -> Record:
     """Runs a trial in this process and reads what it recorded of its engines."""
-    numbers = iter(range(100))
 
-    def run(flags: str = "") -> EngineLog:
-        trial = TrialDir(tmp_path / str(next(numbers)))
-        monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(trial.ops))
-        monkeypatch.setenv("RLK_REPRO_ENGINES_DIR", str(trial.engines))
-        assert main(f"{SMALL} {flags}".split()) == 0
-        installation = find_installation(core, TIMERS)
-        assert installation is not None
-        installation.undo()
+    def run() -> EngineLog:
+        trial = TrialDir(tmp_path)
+        folders = {"RLK_REPRO_OPS_DIR": trial.ops, "RLK_REPRO_ENGINES_DIR": trial.engines}
+        run_trainer(caplog, SMALL, **{name: str(folder) for name, folder in folders.items()})
         log = read_engines(trial)
         assert log is not None
         return log
 
-    yield run
-    installation = find_installation(core, TIMERS)
-    if installation is not None:
-        installation.undo()
+    return run
 
 
-def check(log: EngineLog, other: EngineLog | None = None) -> list[AgreementCheck]:
-    return list(check_pair("p1", [("baseline", log), ("enabled", other or log)]))
+def check(log: EngineLog) -> list[AgreementCheck]:
+    return list(check_pair("p1", [("baseline", log), ("enabled", log)]))
 
 
 @pytest.mark.parametrize("is_strong", [False, True], ids=["weak", "strong"])
@@ -244,24 +234,9 @@ def test_a_clean_run_measures_every_engine_and_says_what_it_cannot(record: Recor
 
 
 def test_the_record_changes_no_number_of_the_training(
-    record: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, torch_as_it_was: None
 ) -> None:
-    def list_steps() -> list[str]:
-        found = [message for message in caplog.messages if message.startswith("step ")]
-        caplog.clear()
-        return found
-
-    caplog.set_level("INFO")
-    record()
-    with_record = list_steps()
-    monkeypatch.delenv("RLK_REPRO_ENGINES_DIR")
-    monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "plain"))
-    assert main(SMALL.split()) == 0
-    assert with_record == list_steps() != []
-
-
-def test_other_tokens_are_not_compared_between_trials(record: Record) -> None:
-    checks = check(record(), record("--seed 7"))
-    both = [item for item in checks if item.variant == "both"]
-    assert {item.word for item in both} == {CheckWord.NOT_MEASURED}
-    assert both[0].found == "the trials have other tokens at this step"
+    names = ("RLK_REPRO_OPS_DIR", "RLK_REPRO_ENGINES_DIR")
+    plain = run_trainer(caplog, SMALL)
+    assert plain == run_trainer(caplog, SMALL, **{name: str(tmp_path / name) for name in names})
+    assert plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ from rlk_repro.operators import Case
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import ProofStatus
 from tests import SUPPORT
-from tests.integration.test_sessions import SCHEDULE, SMALL, judge, read_losses, run_session, run_trainer
+from tests.integration.test_sessions import judge, run_session
 from tests.support.loss_examples import (
     VOCABULARY,
     load_loss_module,
@@ -33,17 +33,11 @@ from tests.support.loss_examples import (
     run_ranks,
     train_once,
 )
-from tests.support.rl_kernel_path import importing_from
 
 CASES = ["as trained", "peaked"]
 NUM_ROWS = make_logits().shape[1]
 CPU = Case(platform="cpu")
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    with importing_from(SUPPORT / "fake_rl_engine"):
-        yield
+pytestmark = pytest.mark.usefixtures("rl_kernel")
 
 
 def change(op: str, answer: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, RouteFactory]:
@@ -91,12 +85,19 @@ def read_shadows(log: OpsLog) -> dict[str, Any]:
     return {shadow.case: shadow for shadow in log.ranks[0].shadows}
 
 
-def test_a_session_leaves_what_its_shadow_step_found(tmp_path: Path) -> None:
-    log = run_session(tmp_path)
-    last = len(SCHEDULE) - 1
-    (rank,) = log.ranks
-    assert [(record.step, record.case) for record in rank.shadows] == [(last, case) for case in CASES]
-    for record in rank.shadows:
+@pytest.mark.usefixtures("torch_as_it_was")
+def test_a_session_trains_to_the_same_bits_without_its_shadow_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Losses, gradient norms and metrics of every optimizer step, after a shadow step too."""
+    log, printed = run_session(tmp_path / "with", caplog, "sbes")
+    plain, expected = run_session(tmp_path / "without", caplog, "bbeb")
+    assert printed == expected
+    assert plain.ranks[0].shadows == ()
+    assert [(record.step, record.case) for record in log.ranks[0].shadows] == [
+        (step, case) for step in (0, 3) for case in CASES
+    ]
+    for record in log.ranks[0].shadows[2:]:  # in the first step nothing is to be learnt
         assert record.error == ""
         assert {op: (count.calls, count.fallbacks) for op, count in record.calls.items()} == {
             "logp": (1, 0), "ratio_kl": (1, 0)}  # fmt: skip
@@ -109,24 +110,8 @@ def test_a_session_leaves_what_its_shadow_step_found(tmp_path: Path) -> None:
             assert gap.max_abs <= 1e-5 < gap.max_abs_baseline
         assert record.loss is not None
         assert record.loss.baseline == pytest.approx(record.loss.enabled, abs=1e-5, rel=1e-5)
-    assert not any(log.calls_in(op, last).calls for op in ("logp", "ratio_kl"))
-    assert judge(log)[0] is ProofStatus.NATIVE
-
-
-def test_a_session_trains_to_the_same_bits_without_its_shadow_steps(tmp_path: Path) -> None:
-    """Losses, gradient norms and metrics of every optimizer step, those after a shadow step included."""
-    printed = []
-    for schedule in ("sbebseb", "bbebbeb"):
-        (tmp_path / schedule).mkdir()
-        switches = {"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_SCHEDULE": schedule}
-        completed = run_trainer(tmp_path / schedule, f"{SMALL} --num-rollout {len(schedule)}", **switches)
-        assert completed.is_ok, completed.stderr
-        printed.append(read_losses(completed.stdout))
-    assert len(printed[0]) == 7
-    assert printed[0] == printed[1]
-    found = {name: read_ops(TrialDir(tmp_path / name)).ranks[0].shadows for name in ("sbebseb", "bbebbeb")}
-    assert [shadow.step for shadow in found["sbebseb"]] == [0, 0, 4, 4]
-    assert found["bbebbeb"] == ()
+    assert not any(log.calls_in("ratio_kl", step).calls for step in (0, 1, 3))
+    assert judge(log, "sbes")[0] is ProofStatus.NATIVE
 
 
 def test_an_error_of_an_operator_shows_in_its_numbers(tmp_path: Path) -> None:

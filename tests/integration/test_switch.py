@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -26,15 +25,12 @@ CPU = Case(platform="cpu")
 NUM_ROWS = sum(total for total, _ in LENGTHS)
 
 
-@pytest.fixture(autouse=True)
-def without_rl_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not it is installed here."""
-    monkeypatch.setitem(sys.modules, "rl_engine", None)
+pytestmark = pytest.mark.usefixtures("without_rl_kernel")
 
 
 def make_settings(tmp_path: Path, mode: Mode = Mode.AUTO, *ops: str) -> Settings:
     trial = tmp_path / "trial"
-    return Settings(mode=mode, ops=ops, ops_dir=trial / "ops", libraries_dir=trial / "libraries")
+    return Settings(mode=mode, ops=ops, ops_dir=trial / "ops")
 
 
 def install(
@@ -75,9 +71,7 @@ def make_route(context: RouteContext) -> Route:
         ({"RLK_REPRO_AGREEMENT_RECORD": "scheduled", "VIME_RL_KERNEL_SCHEDULE": "be"},
          Settings(agreement_record="scheduled", schedule="be")),
         ({"RLK_REPRO_DEMO_WAIT": "scheduled", "VIME_RL_KERNEL_SCHEDULE": "be"}, Settings(schedule="be")),
-        ({"RLK_REPRO_OPS_DIR": "/t/ops"}, Settings(ops_dir=Path("/t/ops"), libraries_dir=Path("/t/libraries"))),
-        ({"RLK_REPRO_OPS_DIR": "/t/ops", "RLK_REPRO_LIBRARIES_DIR": "/l"},
-         Settings(ops_dir=Path("/t/ops"), libraries_dir=Path("/l"))),
+        ({"RLK_REPRO_OPS_DIR": "/t/ops"}, Settings(ops_dir=Path("/t/ops"))),
     ],
 )  # fmt: skip
 def test_settings_are_read_from_the_environment(environ: dict[str, str], expected: Settings) -> None:
@@ -86,31 +80,22 @@ def test_settings_are_read_from_the_environment(environ: dict[str, str], expecte
 
 
 @pytest.mark.parametrize(
-    ("environ", "message"),
+    ("name", "value", "said"),
     [
-        ({"VIME_RL_KERNEL": "yes"}, "VIME_RL_KERNEL: unknown value, got 'yes', expected one of 1, 0"),
-        ({"VIME_RL_KERNEL_MODE": "strict"},
-         "VIME_RL_KERNEL_MODE: unknown value, got 'strict', expected one of off, auto, require"),
-        ({"VIME_RL_KERNEL_OPS": "logp,kl"},
-         "VIME_RL_KERNEL_OPS: unknown or repeated operator, got 'logp,kl', "
-         "expected a comma-separated list of logp, ratio_kl, grpo_loss, linear_logp, "
-         "compiled_logp, each at most once"),
-        ({"VIME_RL_KERNEL_OPS": "logp, ratio_kl", "VIME_RL_KERNEL": "2"},
-         "VIME_RL_KERNEL: unknown value, got '2', expected one of 1, 0\n"
-         "VIME_RL_KERNEL_OPS: unknown or repeated operator, got 'logp, ratio_kl', "
-         "expected a comma-separated list of logp, ratio_kl, grpo_loss, linear_logp, "
-         "compiled_logp, each at most once"),
-        ({"RLK_REPRO_GC_FREEZE_AFTER": "-1"},
-         "RLK_REPRO_GC_FREEZE_AFTER: is not a number, got '-1', expected a number of rollouts"),
-        ({"VIME_RL_KERNEL_OPS": "ratio_kl,grpo_loss"},
-         "VIME_RL_KERNEL_OPS: operators serve the same calls, got 'ratio_kl,grpo_loss', "
-         "expected only one of grpo_loss and ratio_kl"),
+        ("VIME_RL_KERNEL", "yes", "unknown value, got 'yes', expected one of 1, 0"),
+        ("VIME_RL_KERNEL_MODE", "strict", "unknown value, got 'strict', expected one of off, auto"),
+        ("VIME_RL_KERNEL_OPS", "logp, ratio_kl", "unknown or repeated operator, got 'logp, "),
+        ("VIME_RL_KERNEL_OPS", "ratio_kl,grpo_loss", "operators serve the same calls, got 'ratio"),
+        ("RLK_REPRO_GC_FREEZE_AFTER", "-1", "is not a number, got '-1', expected a number of"),
+        ("VIME_RL_KERNEL_SCHEDULE", "bxe", "is not a valid schedule, got 'bxe', expected a"),
     ],
-)  # fmt: skip
-def test_a_value_that_means_nothing_is_refused_with_the_valid_ones(environ: dict[str, str], message: str) -> None:
+)
+def test_values_that_mean_nothing_are_refused_all_at_once(name: str, value: str, said: str) -> None:
     with pytest.raises(SpecError) as caught:
-        Settings.from_env(environ)
-    assert str(caught.value) == message
+        Settings.from_env({"VIME_RL_KERNEL_BASELINE_OPS": "x", name: value})
+    assert f"{name}: {said}" in str(caught.value)
+    found = {problem.where for problem in caught.value.problems}
+    assert found == {"VIME_RL_KERNEL_BASELINE_OPS", name}
 
 
 def test_every_replacement_is_logged_once_and_undone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -156,30 +141,13 @@ def test_auto_without_rl_kernel_warns_once_and_counts_every_fallback(
         f"rlk-repro: {op} falls back to loss_example: RL-Kernel cannot be imported" for op in ("logp", "ratio_kl")
     ]
     header, *events = read_events(tmp_path)
-    assert isinstance(header.pop("pid"), int)
-    assert isinstance(header.pop("is_memory_per_step"), bool)
-    assert header == {
-        "schema": 1,
-        "event": "install",
-        "mode": "auto",
-        "has_entropy_metric": True,
-        "is_requested": True,
-        "ops": ["logp", "ratio_kl"],
-        "rank": 0,
-        "world_size": 1,
-        "trainer": "example",
-        "target": "loss_example",
-        "platform": "cpu",
-    }
+    assert (header["mode"], header["is_requested"]) == ("auto", True)
+    assert header["ops"] == ["logp", "ratio_kl"]
+    assert (header["trainer"], header["target"], header["rank"]) == ("example", "loss_example", 0)
     assert [event["event"] for event in events] == ["decision", "decision", "step", "step", "end"]
-    assert events[0] == {
-        "event": "decision",
-        "op": "logp",
-        "implementation": "loss_example",
-        "version": "",
-        "reason": "RL-Kernel cannot be imported",
-        "is_rl_kernel": False,
-    }
+    assert (events[0]["implementation"], events[0]["version"]) == ("loss_example", "")
+    assert events[0]["reason"] == "RL-Kernel cannot be imported"
+    assert events[0]["is_rl_kernel"] is False
     two = {"calls": 0, "tokens": 0, "fallbacks": 2}
     assert [event["calls"] for event in events[2:4]] == [{"logp": two, "ratio_kl": two}] * 2
     four = two | {"fallbacks": 4}

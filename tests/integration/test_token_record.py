@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro.analysis.analyse import analyse
 from rlk_repro.integration.measure.agreement import TokenRecord
-from rlk_repro.plan import Plan, Trial
+from rlk_repro.logs.ops import read_ops
+from rlk_repro.refengine import rollout
 from rlk_repro.rundir.agreement import LADDER, LOG_PROBS
-from rlk_repro.rundir.paths import RunDir
-from rlk_repro.workloads.api import Command
-from rlk_repro.workloads.reference import TRAINER, Reference
-from tests import ROOT, SUPPORT
-from tests.support.job_examples import make_staged, run_example
+from rlk_repro.rundir.paths import TrialDir
+from tests.support.reference_runs import SMALL, run_trainer
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 
@@ -96,38 +91,23 @@ def test_a_batch_without_both_log_probs_records_the_reason(change: dict[str, Any
     assert record({**make_batch([[-1.0, -2.0]], [[-1.0, -2.0]]), **change}) == {"reason": reason}
 
 
-class Rounding(Reference):
-    """The reference trainer, but in its trials some tokens differ on every CPU."""
+@pytest.mark.usefixtures("torch_as_it_was", "without_rl_kernel")
+def test_the_trainer_s_tokens_are_counted_in_every_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer generates with the model that it trains, so that only what is put in differs."""
+    draw = rollout._draw
 
-    def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-        command = super().trainer_command(plan, trial, run_dir)
-        argv = ("tests.support.rounding_trainer" if word == TRAINER else word for word in command.argv)
-        return replace(command, argv=tuple(argv))
+    def draw_lowered(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, log_probs = draw(*given)
+        return tokens, log_probs - 2e-6 * (tokens % 2 == 0)
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(SUPPORT / "fake_rl_engine")])
-    try:
-        plan, run_dir = make_staged(tmp_path_factory.mktemp("a") / "run", ("measure.pairs=2",))
-        assert run_example(run_dir, Rounding(), analyse=lambda folder: analyse(folder).to_json()) == 0
-    finally:
-        os.environ["PYTHONPATH"] = path
-    return plan, run_dir
-
-
-def test_a_run_counts_the_tokens_of_both_variants(run: Any) -> None:
-    plan, run_dir = run
-    found = analyse(run_dir).agreement
-    assert [item.variant for item in found] == ["baseline", "enabled"]
-    assert {item.num_steps for item in found} == {2 * plan.run.measure.scored_steps}
-    for item in found:
-        assert item.num_tokens == sum(map(sum, item.by_log_prob)) == sum(map(sum, item.by_position))
-        # the reference trainer generates with the model that it trains, so that rounding is all that differs
-        assert 0 < item.beyond[0] < item.num_tokens
-        assert item.beyond[3:] == (0,) * (len(LADDER) - 3)
-        assert item.largest is not None
-        assert item.beyond[0] >= item.beyond[1] >= item.beyond[2]
-    written = json.loads(run_dir.analysis.read_text())["agreement"]
-    assert [item["num_tokens"] for item in written] == [item.num_tokens for item in found]
+    monkeypatch.setattr(rollout, "_draw", draw_lowered)
+    run_trainer(caplog, f"{SMALL} --num-rollout 2", RLK_REPRO_OPS_DIR=str(tmp_path / "ops"))
+    found = list(read_ops(TrialDir(tmp_path)).tokens())
+    assert [(rank, step) for rank, step, _ in found] == [(0, 0), (0, 1)]
+    for *_, item in found:
+        columns = [sum(column) for column in zip(*item.by_log_prob, strict=True)]
+        assert item.tokens == sum(columns) == sum(map(sum, item.by_position))
+        assert 0 < sum(columns[1:]) < item.tokens
+        assert columns[4:] == [0] * (len(LADDER) - 3)

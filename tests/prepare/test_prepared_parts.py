@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.preflight.code import check_prepared
+from rlk_repro.agent.preflight.host import check_prepared
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import sha256_bytes
 from rlk_repro.base.findings import Finding, Level
@@ -17,8 +17,7 @@ from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.prepare.contents import Contents, diff_contents, digest_of, load_contents, load_parts
 from rlk_repro.prepare.layout import PreparedDir
-from rlk_repro.prepare.making import WorkDir
-from rlk_repro.prepare.steps import PrepareRequest, prepare
+from rlk_repro.prepare.steps import PrepareRequest, WorkDir, prepare
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.stage import AuthorFiles, stage
@@ -79,29 +78,22 @@ def test_prepared_files_are_recorded_in_the_run_directory_by_content(run_dir: Ru
     staged(plan, run_dir)
     parts = load_parts(run_dir.prepared)
     assert parts == {kind: load_contents(folder) for kind, folder in folders.items()}
+    assert list(diff_contents(parts, parts)) == []
+    assert [item.found for item in diff_contents(parts, {"model": parts["model"]})] == ["none"]
     assert str(run_dir.root) not in run_dir.prepared.read_text()
     assert list(check_prepared(make_staged_facts(plan, run_dir))) == []
 
 
-def test_agents_record_prepared_files_that_the_submitting_machine_cannot_see(run_dir: RunDir) -> None:
+def test_agents_record_what_the_submitting_machine_cannot_see_beside_their_rollouts(run_dir: RunDir) -> None:
     plan = make_vime_plan()
     folders = prepare_for(plan, run_dir)
     profile = plan.profile.model_copy(update={"cluster": "k8s"})
     staged(dataclasses.replace(plan, profile=profile), run_dir)
     assert not run_dir.prepared.exists()
-    record_prepared(plan, run_dir)
-    assert load_parts(run_dir.prepared).keys() == folders.keys()
-
-
-def test_records_of_rollouts_that_the_run_stored_stay_beside_those_of_its_parts(run_dir: RunDir) -> None:
-    plan = make_vime_plan()
-    prepare_for(plan, run_dir)
-    staged(plan, run_dir)
-    held = json.loads(run_dir.prepared.read_text())
-    assert held.keys() == {"schema", "parts"}
     run_dir.prepared.write_text(json.dumps({"schema": 1, "rollouts": {"1": {}}}))
     record_prepared(plan, run_dir)
-    assert json.loads(run_dir.prepared.read_text()) == {**held, "rollouts": {"1": {}}}
+    assert load_parts(run_dir.prepared).keys() == folders.keys()
+    assert json.loads(run_dir.prepared.read_text())["rollouts"] == {"1": {}}
 
 
 def blocking(plan: Plan, run_dir: RunDir) -> list[str]:
@@ -185,17 +177,6 @@ def test_fewer_stored_rollouts_than_steps_block(run_dir: RunDir, tmp_path: Path)
     assert blocking(plan, run_dir) == [
         f"prepared.rollouts: {NUM_STEPS} files, one per rollout of a trial / {NUM_STEPS - 8} missing, such as 8.pt"
     ]
-
-
-def test_replays_hold_weights_and_data_against_the_recorded_ones(run_dir: RunDir) -> None:
-    plan = make_vime_plan()
-    folders = prepare_for(plan, run_dir)
-    parts = {kind: contents for kind, folder in folders.items() if (contents := load_contents(folder))}
-    assert list(diff_contents(parts, parts)) == []
-    model = parts["model"]
-    other = dataclasses.replace(model, files=dict(list(model.files.items())[1:]))
-    assert [item.where for item in diff_contents(parts, {**parts, "model": other})] == ["prepared.model"]
-    assert [item.found for item in diff_contents(parts, {"model": model})] == ["none"]
 
 
 def test_conversions_of_the_same_weights_by_the_same_tool_are_the_same() -> None:

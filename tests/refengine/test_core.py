@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rlk_repro.refengine import core
 from rlk_repro.refengine.optimizer import EPSILON, AdamW
+from tests.support.loss_examples import make_args
 
 SMALL = settings(max_examples=40, deadline=None)
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
@@ -113,22 +114,9 @@ def test_policy_loss_is_the_larger_of_clipped_and_unclipped(
     assert clipfrac.item() == float(clipped > unclipped)
 
 
+NO_KL = {"use_kl_loss": False, "kl_loss_coef": 0.0}
 LENGTHS = ((6, 3), (3, 1), (8, 5), (5, 4))  # prompt and response together, response
 MASKS = ([1, 0, 1], [0], [1, 1, 1, 1, 1], [0, 0, 1, 0])  # holes, and one sample masked out
-
-
-def _make_args(**changes: Any) -> argparse.Namespace:
-    options = {
-        "eps_clip": 0.2,
-        "eps_clip_high": 0.28,
-        "entropy_coef": 0.0,
-        "use_kl_loss": False,
-        "kl_loss_coef": 0.0,
-        "kl_loss_type": "k1",
-        "rollout_temperature": 1.0,
-        "log_probs_chunk_size": -1,
-    }
-    return argparse.Namespace(**(options | changes))
 
 
 def _make_batch() -> core.LossBatch:
@@ -179,7 +167,7 @@ def _expected_loss(args: argparse.Namespace, batch: core.LossBatch, logits: torc
     ],
 )
 def test_policy_loss_function_is_the_sum_over_tokens_done_by_hand(changes: dict[str, Any], *, per_token: bool) -> None:
-    args, batch, logits = _make_args(**changes), _make_batch(), _random(1, 22, 7, scale=1.0)
+    args, batch, logits = make_args(**NO_KL | changes), _make_batch(), _random(1, 22, 7, scale=1.0)
     reducer = core.make_sum_of_sample_mean(
         batch["loss_masks"], batch["rollout_mask_sums"], calculate_per_token_loss=per_token
     )
@@ -195,7 +183,7 @@ def test_policy_loss_function_is_the_sum_over_tokens_done_by_hand(changes: dict[
 
 
 def test_masked_tokens_and_rows_outside_responses_get_no_gradient() -> None:
-    args, batch = _make_args(use_kl_loss=True, kl_loss_coef=1.0), _make_batch()
+    args, batch = make_args(kl_loss_coef=1.0), _make_batch()
     logits = _random(1, 22, 7, scale=1.0).requires_grad_()
     reducer = core.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])
     (grad,) = torch.autograd.grad(core.policy_loss_function(args, batch, logits, reducer)[0], logits)
@@ -204,26 +192,6 @@ def test_masked_tokens_and_rows_outside_responses_get_no_gradient() -> None:
         reached += [start + total - response - 1 + position for position, flag in enumerate(mask) if flag]
         start += total
     assert grad[0].abs().sum(dim=-1).nonzero().flatten().tolist() == reached
-
-
-def test_callers_take_rebound_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = []
-
-    def spy(name: str) -> None:
-        original = getattr(core, name)
-
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            called.append(name)
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(core, name, replacement)
-
-    for name in ("calculate_log_probs_and_entropy", "compute_policy_loss", "compute_approx_kl"):
-        spy(name)
-    batch = _make_batch()
-    reducer = core.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])
-    core.policy_loss_function(_make_args(use_kl_loss=True), batch, _random(1, 22, 7), reducer)
-    assert called == ["calculate_log_probs_and_entropy", "compute_policy_loss", "compute_approx_kl"]
 
 
 # AdamW and clipping against torch's own.

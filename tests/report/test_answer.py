@@ -10,19 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.verdicts import power_of
 from rlk_repro.analysis.allocations import Allocation
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.units import format_change
 from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
-from rlk_repro.report.basis import describe_basis, describe_effect, describe_sensitivity
+from rlk_repro.report.basis import describe_basis, describe_sensitivity
 from rlk_repro.report.blocks import Facts
 from rlk_repro.report.csv_tables import write_tables
 from rlk_repro.report.markdown import render_markdown, render_summary
 from rlk_repro.report.records import _make_rl_kernel_cell, make_commands
-from rlk_repro.report.results import BY_BLOCKS, make_allocation_tables, make_effects
+from rlk_repro.report.results import BY_BLOCKS, make_effects
 from rlk_repro.report.sections import make_verdict
 from rlk_repro.report.setting import OLD_NORMALISER, OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
 from rlk_repro.report.view import Context, View, make_view
@@ -35,6 +33,7 @@ from rlk_repro.rundir.results import (
     TrialStatus,
     VerdictWord,
 )
+from rlk_repro.statistics.power import Design
 from tests import ROOT
 from tests.support.analysis_examples import EXAMPLES, faster, small
 from tests.support.run_plans import make_tier_plan
@@ -217,15 +216,11 @@ def test_the_sensitivity_is_the_effect_that_nine_in_ten_such_experiments_find() 
     analysis = faster()
     effect = dataclasses.replace(analysis.effects[0], n=6, sd_log=0.146)
     assert describe_sensitivity(analysis, effect) == (
-        "6 pairs whose effects have a standard deviation of 14.6 % reliably detect a speed-up of 31.6 % or more"
+        "with this noise (standard deviation 14.6 %), 6 pairs detect a speed-up of 31.6 % in 9 of 10 runs"
     )
     assert "sensitivity" in dict(describe_basis(make_view(analysis, Context())).items)
-    threshold_pct = analysis.verdict.threshold * 100
-    chance = power_of(0.316, num_pairs=6, pair_sd_pct=14.6, smallest_effect_pct=threshold_pct, alpha=0.05)
+    chance = Design(6, 0.146, analysis.verdict.threshold, 0.05, 0).power(math.log1p(0.316))
     assert chance == pytest.approx(0.9, abs=0.01)
-
-
-# A run in several allocations shows the effect of each one, and the interval with each as one observation.
 
 
 def view_of(*pairs: tuple[str, ...], lost: str = "") -> View:
@@ -241,27 +236,10 @@ def view_of(*pairs: tuple[str, ...], lost: str = "") -> View:
     return make_view(analysis, Context(allocations=allocations))
 
 
-def test_each_allocation_has_its_pairs_its_gpus_and_its_effect() -> None:
-    view = view_of(("p1",), ("p2",))
-    (table,) = make_allocation_tables(view)
-    ratios = [math.exp(pair.metric("step_time_s").log_ratio) for pair in view.analysis.pairs]  # type: ignore[union-attr, arg-type]
-    changes = [format_change(ratio) for ratio in ratios]
-    assert [[cell.text for cell in row][3:] for row in table.rows] == [
-        [changes[0], "p1", "a", "GPU-0"],
-        [changes[1], "p2", "a", "GPU-1"],
-    ]
-    effect = view.analysis.effect("step_time_s")
-    assert effect is not None
-    assert effect.low is not None
-    # one pair each: the interval is that of the verdict
-    assert f"the change is {describe_effect(effect, 'x').partition(', n')[0]}, n = 2)" in table.note
-    assert describe_ground(view).endswith(", in 2 allocations")
-
-
-@pytest.mark.parametrize("view", [view_of(("p1", "p2")), view_of(("p1",), ("p2",), lost="p2"), view_of()])
-def test_one_allocation_with_results_needs_no_table(view: View) -> None:
-    assert not list(make_allocation_tables(view))
-    assert "allocation" not in describe_ground(view)
+def test_the_ground_of_a_result_counts_the_allocations_with_results() -> None:
+    assert describe_ground(view_of(("p1",), ("p2",))).endswith(", in 2 allocations")
+    for view in (view_of(("p1", "p2")), view_of(("p1",), ("p2",), lost="p2"), view_of()):
+        assert "allocation" not in describe_ground(view)
 
 
 # Reports on bundles of older rules show the noise of blocks beside the sealed interval.

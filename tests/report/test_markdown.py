@@ -166,8 +166,8 @@ def test_ids_of_two_plots_do_not_clash() -> None:
 
 def test_every_trial_is_a_mark_of_its_variant() -> None:
     figure = plot_trials(make_view(faster()), "step_time_s")
-    assert len(_drawn(figure, "circle", "dot baseline")) == 14 + 1  # plus the legend's mark
-    assert len(_drawn(figure, "polygon", "dot enabled")) == 6 + 1
+    assert len(_drawn(figure, "circle", "dot baseline")) == 14
+    assert len(_drawn(figure, "polygon", "dot enabled")) == 6
     assert "n = 20 trials of 20 scored steps" in figure.caption
     assert "The axis does not start at 0." in figure.caption
 

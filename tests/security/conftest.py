@@ -10,14 +10,14 @@ from tests.security.hostile import make_honest
 from tests.security.sandbox import Sandbox
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     box = Sandbox(tmp_path_factory.mktemp("sandbox").resolve())
     yield box
     box.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return make_honest(tmp_path_factory.mktemp("honest"))
 

@@ -7,7 +7,6 @@ archive.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -54,7 +53,26 @@ BODIES: Final[Mapping[str, bytes]] = {
 }
 RUN: Final = "experiment.run"
 READERS: Final = (("verify",), ("inspect",), ("report", "-o", "{out}"), ("replay", "--analyze-only"),
-                  ("replay", "--dry-run"), ("diff", "{other}"), ("index", "-o", "{out}"), ("agreement",))  # fmt: skip
+                  ("replay", "--dry-run"), ("diff", "{other}"), ("index", "-o", "{out}"))  # fmt: skip
+JUDGES: Final = (("agreement",), ("combine",),
+                 ("predict", "qwen3-4b", "--hardware", "h200"))  # fmt: skip
+"""These read bundles, too, and want more of a bundle than that it is valid; ``OF_AUTHORS`` reads other files."""
+SITE: Final = ("--cluster", "slurm", "--profile", "generic-h200", "--hardware", "h200")
+OF_AUTHORS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "jobs": (("submit", "--dry-run", "--run", "{file}"), ("prepare", "{file}", "--dry-run", "--hardware", "h200"),
+             ("runs", "show", "{file}"), ("predict", "{file}", "--hardware", "h200")),
+    "manifests/stacks": (("submit", "--dry-run", "--run", "vime-smoke", *SITE, "--stack", "{file}"),),
+    "jobs/hardware": (("submit", "--dry-run", "--run", "smoke", *SITE[:4], "--hardware", "{file}"),
+                      ("predict", "qwen3-4b", "--hardware", "{file}")),
+    "slurm/profiles": (("submit", "--dry-run", "--run", "smoke", *SITE[:2], "--profile", "{file}"),
+                       ("profile", "show", "{file}")),
+}  # fmt: skip
+# For a valid file these start programs.
+STARTING: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "manifests/stacks": (("images", "build", "--stack", "{file}"),
+                         ("env", "create", "{out}", "--stack", "{file}"), ("tools.rl_kernel", "--stack", "{file}")),
+    "slurm/profiles": (("profile", "check", "{file}"),),
+}  # fmt: skip
 EDITED: Final[Mapping[str, Mapping[str, Any]]] = {
     "exit: duration of 400 digits": {"duration_s": BIG},
     "exit: odd words": {"reason": ODD, "allocation": ODD, "started_at": ODD},
@@ -113,7 +131,7 @@ ENGINES: Final[Mapping[str, bytes]] = {
     + b"".join(engine("log_probs", engine=name, values=[[1e308, -1e308, BIG]]) for name in ("training", "rollout")),
 }  # fmt: skip
 CALLS: Final = b",".join(b'"%d":{}' % number for number in range(16))
-NUMBERS: Final = b",".join(b'"%d":0' % number for number in range(64))
+NUMBERS: Final = b",".join(b'"%d":0' % number for number in range(14))
 ROW: Final = PREFIX + b"perf #: {'perf/x': 1}\n"
 HEAVY_PUT: Final[Mapping[str, Data]] = {
     "command: 100 MB of lists": fill(100 * MIB, b"[],", b'{"argv":[', b"[]]}"),
@@ -135,11 +153,11 @@ HEAVY_APPENDED: Final[Mapping[str, Data]] = {
     "ops: lines of 64 KB": times(100, lambda: step(TEXTS(), calls=b'"x":{},' * 4571 + b'"y":{}', number=b"5")),
     "ops: 330000 empty steps": fill(20 * MIB, step()),
     "ops: steps full of calls": fill(28 * MIB, step(calls=CALLS)),
-    "ops: steps full of numbers": fill(28 * MIB, step(NUMBERS, NUMBERS.replace(b'":', b'#":'))),
+    "ops: steps full of numbers": fill(28 * MIB, step(NUMBERS, NUMBERS.replace(b'":', b'x":'))),
     "ops: a timer for every line": fill(8 * MIB, step(b'"#":1', b'"#":1')),
     "ops: 70000 decisions": fill(10 * MIB, engine("decision", op="#", implementation="#", version="", reason="#")),
     "ops: 350000 ends": b'{"event":"end"}\n' * 350_000,
-    "log: a row that grows with each line": fill(9 * MIB, PREFIX + b"perf 0: {'perf/#': #, 'perf/-#': 0}\n"),
+    "log: a row that grows with each line": fill(4 * MIB, PREFIX + b"perf 0: {'perf/#': #, 'perf/-#': 0}\n"),
     "log: a line for each row": fill(9 * MIB, ROW),
     "log: contradictions": fill(9 * MIB, PREFIX + b"perf 9: {'perf/x': #}\n"),
     "log: one message of 6 MB": fill(6 * MIB, b"'perf/#': 1, ", PREFIX + b"perf 9: {", b"}\n"),
@@ -223,7 +241,7 @@ def heavy_changes() -> dict[str, Change]:
         "ops: 8000 ranks": put_files(8000, f"trials/{TRIAL}/ops/#.jsonl", line),
         "manifest: 4 MB of facts": edit(FILES["manifest"], {"sections.gpu": {f"{n:x}": 0 for n in range(250_000)}}),
         "manifest: a text of 4 MB": edit(FILES["manifest"], {"sections.gpu.topology_text": "x" * (4 * MIB - 999)}),
-        "nodes: 20000 facts, 2000 others": put_nodes(2000, 20_000, 1),
+        "nodes: 20000 facts, 200 others": put_nodes(200, 20_000, 1),
         "nodes: 5000 facts, 4000 others": put_nodes(4000, 5000, 1),
         "nodes: 5000 unknown facts, 4000 others": put_nodes(4000, 5000, 1, is_known=False),
         "nodes: 80 of 5000 facts": put_nodes(80, 5000, 5000),
@@ -239,25 +257,6 @@ def _path(name: str) -> str:
     return PATHS[name.partition(":")[0]]
 
 
-def gguf(*, tensors: int = 0, fields: int = 1, kind: int = 9, rest: bytes = b"") -> bytes:
-    key = b"general.architecture"
-    return b"GGUF" + struct.pack("<IQQQ", 3, tensors, fields, len(key)) + key + struct.pack("<I", kind) + rest
-
-
-STRING: Final = struct.pack("<Q", 5) + b"llama"
-MODELS: Final[Mapping[str, bytes]] = {
-    "nothing": b"",
-    "no model": b"GGUF" + bytes(60),
-    "version": b"GGUF" + struct.pack("<IQQ", 99, 0, 0),
-    "array of 2^62 absent bytes": gguf(rest=struct.pack("<IQ", 0, 1 << 62)),
-    "array of 2^62 absent texts": gguf(rest=struct.pack("<IQ", 8, 1 << 62)),
-    "text of 2^62 absent bytes": gguf(kind=8, rest=struct.pack("<Q", 1 << 62)),
-    "2^62 fields": gguf(fields=1 << 62, kind=8, rest=STRING),
-    "2^62 tensors": gguf(tensors=1 << 62, kind=8, rest=STRING),
-    "unknown kind": gguf(kind=77),
-    "no fields": gguf(kind=8, rest=STRING),
-    "another model": gguf(kind=8, rest=struct.pack("<Q", 3) + b"bad"),
-}
 ALIASES: Final = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
 PLANTED: Final = json.dumps(f"key{ODD[1:]}\r\nrlk-repro: FORGED").encode()
 AUTHORED: Final[Mapping[str, bytes]] = {
@@ -271,6 +270,7 @@ AUTHORED: Final[Mapping[str, bytes]] = {
     )
     + b"purpose: [%s]\nprofile: %s\n" % (PLANTED, PLANTED),
     "a control": b"a: \x1b[2J\n",
+    "a long key": b"k" * 5000 + b": 1\n",
     "1 MB of keys": fill(MIB, b"k#: 1\n")(),
     "bytes": bytes(range(256)),
 }

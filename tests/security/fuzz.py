@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import importlib.util
 import io
 import json
 import lzma
@@ -36,7 +35,7 @@ from rlk_repro.base.resources import data_dir
 from rlk_repro.bundle.checksums import CHECKSUMS, render_checksums
 from tests import ROOT
 from tests.security import corpus
-from tests.security.hostile import EVIDENCE, fit_hashes, list_files, make_honest, pack
+from tests.security.hostile import EVIDENCE, OTHERS, fit_hashes, list_files, make_honest, pack
 from tests.security.sandbox import Sandbox
 
 NUM_MUTATIONS: Final = (1, 2, 5, 15, 40)
@@ -51,18 +50,12 @@ RAW: Final = ("NaN", "-Infinity", "1e999", "9" * 5000, "[" * 900, '"\\ud800"', "
 PLAN: Final = "plan.json"
 MARK: Final = "\u0001raw\u0001"
 FILE: Final = "file.yaml"
-READERS: Final = (*corpus.READERS, ("diff", "--gate", "{other}"))
+MOST_FOUND: Final = 10
+READERS: Final = corpus.READERS + corpus.JUDGES
 OF_ENGINES: Final = (("agreement",), ("report", "-o", "{out}"), ("diff", "{other}"), ("index", "-o", "{out}"))
 OF_FOLDERS: Final = (("status",), ("logs",), ("report", "-o", "{out}"), ("verify",), ("diff", "{other}"),
                      ("collect",), ("index", "-o", "{out}"))  # fmt: skip
-SITE: Final = ("--cluster", "slurm", "--profile", "generic-h200", "--hardware", "h200")
-VIME: Final = (*SITE, "--stack", "2026-07")
-OF_AUTHORS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
-    "jobs": (("submit", "--dry-run", "--run", "{file}"), ("prepare", "{file}", "--dry-run", "--hardware", "h200")),
-    "manifests/stacks": (("submit", "--dry-run", "--run", "vime-smoke", *SITE, "--stack", "{file}"),),
-    "jobs/hardware": (("submit", "--dry-run", "--run", "smoke", *SITE[:4], "--hardware", "{file}"),),
-    "slurm/profiles": (("submit", "--dry-run", "--run", "smoke", *SITE[:2], "--profile", "{file}"),),
-}
+VIME: Final = (*corpus.SITE, "--stack", "2026-07")
 WITHOUT_JSON: Final = frozenset({"index", "prepare-file", "logs"})
 
 Files = dict[str, bytes]
@@ -90,7 +83,7 @@ def main() -> int:
     ends: Counter[int] = Counter()
     print(f"seed {arguments.seed}, {arguments.seconds} s", flush=True)
     try:
-        while time.monotonic() < end and num_found < arguments.most:
+        while time.monotonic() < end and num_found < MOST_FOUND:
             num_found += try_case(sandbox, arguments.seed, number, arguments.keep)
             ends[sandbox.last_code] += 1
             number += 1
@@ -107,7 +100,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="the first case")
-    parser.add_argument("--most", type=int, default=10, metavar="N", help="stop after so many findings")
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), metavar="DIR", help="for inputs of findings")
     return parser.parse_args()
 
@@ -144,7 +136,7 @@ def _find(sandbox: Sandbox, case: Case) -> str:
     """Return what is wrong with the command's result; empty if nothing is wrong."""
     place = sandbox.scratch / "case"
     shutil.rmtree(place, ignore_errors=True)
-    return sandbox.check(*_write(case, place))[1]
+    return sandbox.judge(*_write(case, place))[1]
 
 
 def _write(case: Case, place: Path) -> list[str]:
@@ -164,6 +156,7 @@ def _write(case: Case, place: Path) -> list[str]:
         "{other}": str(target),
         "{out}": str(place / "report"),
         "{file}": str(target / FILE),
+        "{log}": str(target / "vime.log"),
     }
     return [words.get(word, word) for word in case.argv]
 
@@ -181,17 +174,6 @@ def read_agreement() -> Files:
     with tarfile.open(EVIDENCE) as archive:
         found = ((member.name, archive.extractfile(member)) for member in archive if "/ray/" not in member.name)
         return {name: stream.read() for name, stream in found if stream is not None and name != CHECKSUMS}
-
-
-@cache
-def read_model() -> bytes:
-    if importlib.util.find_spec("gguf") is None:
-        return b"GGUF" + bytes(range(200))
-    from tests.prepare.test_package_model import write_gguf
-
-    with tempfile.TemporaryDirectory() as folder:
-        write_gguf(Path(folder) / "model")
-        return (Path(folder) / "model").read_bytes()
 
 
 def _bundle(rng: Random, seeds: Sequence[float]) -> Case:
@@ -224,16 +206,24 @@ def _folder(rng: Random, seeds: Sequence[float]) -> Case:
 
 def _authored(rng: Random, seeds: Sequence[float]) -> Case:
     """Mutate a shipped run, stack, hardware file or profile as YAML or as bytes."""
-    folder = rng.choice(sorted(OF_AUTHORS))
+    folder = rng.choice(sorted(corpus.OF_AUTHORS))
     top, _, rest = folder.partition("/")
     data = rng.choice(sorted((data_dir(top) / rest).glob("*.yaml"))).read_bytes()
-    argv = rng.choice(OF_AUTHORS[folder])
+    argv = rng.choice(corpus.OF_AUTHORS[folder])
     if "--run" in argv and folder == "jobs":
-        argv += VIME if b"kind: vime" in data else SITE
+        argv += VIME if b"kind: vime" in data else corpus.SITE
     for item in seeds:
         own = Random(item)
         data = _mutate_yaml(data, own) if own.random() < 0.7 else _mutate_bytes(data, own)
     return Case(argv=argv, files={FILE: data})
+
+
+def _log(rng: Random, seeds: Sequence[float]) -> Case:
+    """Mutate a log of vime, from which ``predict`` reads step times."""
+    data = read_honest()[OTHERS["log"]]
+    for item in seeds:
+        data = _mutate_lines(data, Random(item))
+    return Case(argv=("predict", "{log}", "--hardware", "h200", "--vocab", "9"), files={"vime.log": data})
 
 
 def _setting(rng: Random, seeds: Sequence[float]) -> Case:
@@ -246,7 +236,7 @@ def _setting(rng: Random, seeds: Sequence[float]) -> Case:
         path, current = own.choice(list(_list_paths(value)))
         text = own.choice((str(own.choice(VALUES)), json.dumps(own.choice(VALUES)), _mutate_text(str(current), own)))
         settings += ["--set", f"{path}={text}".replace("\0", "").encode(errors="replace").decode()]
-    site = VIME if b"kind: vime" in data else SITE
+    site = VIME if b"kind: vime" in data else corpus.SITE
     return Case(argv=("submit", "--dry-run", "--run", name, *site, "--exploratory", *settings), files={})
 
 
@@ -264,17 +254,8 @@ def _rollouts(rng: Random, seeds: Sequence[float]) -> Case:
     return Case(argv=("prepare-file", "{file}"), files={FILE: data})
 
 
-def _model(rng: Random, seeds: Sequence[float]) -> Case:
-    """Mutate a GGUF file, mostly in its header of fields."""
-    data = read_model()
-    size = rng.choice((200, 2000, len(data)))
-    for item in seeds:
-        data = b"GGUF" + _mutate_bytes(data[4:size], Random(item)) + data[size:]
-    return Case(argv=("prepare-file", "{file}"), files={FILE: data})
-
-
 KINDS: Final[Mapping[Kind, int]] = {
-    _bundle: 10, _folder: 3, _agreement: 5, _authored: 4, _setting: 2, _rollouts: 3, _model: 4,
+    _bundle: 10, _folder: 3, _agreement: 5, _authored: 4, _setting: 2, _log: 1, _rollouts: 3,
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ scratch folder.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -15,17 +16,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from rlk_repro.base.errors import BundleUnreadable, Problem, finish
-from rlk_repro.prepare import gguf_model
-from rlk_repro.prepare.downloads import Bounds
+from rlk_repro.base.errors import finish
 from rlk_repro.prepare.stored_rollouts import _unpack
 from rlk_repro.rundir.rollout_files import check_file
 from tests import ROOT
@@ -37,13 +37,23 @@ MOST_BYTES: Final = 10**9
 WROTE_OUTSIDE: Final = 99
 STARTED: Final = 98
 READ_FILE: Final = "prepare-file"
+INSTALL: Final = "tools.rl_kernel"
 NO_ANSWER: Final = -1
+FORGED: Final = "\nrlk-repro: FORGED"
+EXACT: Final = frozenset({"logs", "runs", "profile"})
+"""What these commands print into a pipe is exact."""
 _WRITES: Final = frozenset(
     {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown"}
 )
 _STARTS: Final = frozenset({"subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "os.forkpty"})
 _MODULES: Final = ("analysis.analyse", "bundle.archive", "bundle.verify", "replay.compare", "replay.recorded",
                    "report.terminal", "rundir.state", "submit.sending")  # fmt: skip
+
+
+def find_raw(text: str) -> str:
+    """Return what a terminal would obey, or the beginning of a forged line; rich wraps long texts below their start."""
+    raw = sorted({char for char in text if not (char.isprintable() or char == "\n")})
+    return f"{raw!r}" if raw else "a forged line" if FORGED in text else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +101,22 @@ class Sandbox:
         texts = {name: (self.scratch / f".{name}").read_text(errors="replace") for name in ("out", "err")}
         return Outcome(**{"cpu_s": 0.0, "peak_bytes": 0, **answer, **texts})
 
-    def check(self, *argv: str | Path) -> tuple[Outcome, str]:
+    def check(self, *argv: str | Path) -> Outcome:
+        """Run a command, and assert that nothing is wrong with its result."""
+        outcome, wrong = self.judge(*argv)
+        assert not wrong, f"{' '.join(map(str, argv))}: {wrong}"
+        return outcome
+
+    def judge(self, *argv: str | Path) -> tuple[Outcome, str]:
         """Run a command; the text says what is wrong with its result, and is empty if nothing is wrong."""
         outcome = self.run(*argv)
         left = sorted(path.name for path in (self.scratch / "tmp").iterdir())
         shutil.rmtree(self.scratch / "tmp")
         (self.scratch / "tmp").mkdir()
-        if not (outcome.is_bug or outcome.cpu_s > MOST_CPU_S or outcome.peak_bytes > MOST_BYTES or left):
+        raw = find_raw(outcome.err if argv[0] in EXACT else outcome.err + outcome.out)
+        if not (outcome.is_bug or outcome.cpu_s > MOST_CPU_S or outcome.peak_bytes > MOST_BYTES or left or raw):
             return outcome, ""
-        shown = f"exit {outcome.code}, {outcome.cpu_s:.1f} s, {outcome.peak_bytes >> 20} MiB, left: {left}"
+        shown = f"exit {outcome.code}, {outcome.cpu_s:.1f} s, {outcome.peak_bytes >> 20} MiB, left: {left}, raw: {raw}"
         return outcome, f"{shown}\n{outcome.err.strip()[-2000:]}"
 
     def close(self) -> None:
@@ -114,23 +131,22 @@ class Sandbox:
 
 
 def _serve(scratch: Path) -> None:
-    import contextlib
     import functools
     import importlib
 
     from rlk_repro.cli import make_command
+    from rlk_repro.clusters import local
     from rlk_repro.probes.node import probe_node
     from rlk_repro.replay import steps
 
     for name in _MODULES:
         importlib.import_module(f"rlk_repro.{name}")
-    with contextlib.suppress(ImportError, RuntimeError):  # an optional dependency
-        importlib.import_module("gguf")
     make_command()
     # no bundle changes this machine, and to probe it takes longer than the rest of a replay
     vars(steps)["probe_node"] = remembered = functools.cache(probe_node)
+    vars(local)["count_gpus"] = lambda: 0
     remembered("here")
-    vars(gguf_model)["_CPU_S"] = 5
+    _warm_up(scratch)
     for line in sys.stdin:
         argv = json.loads(line)
         started = time.monotonic()
@@ -145,11 +161,20 @@ def _serve(scratch: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.002)
         code = os.waitstatus_to_exitcode(status)
-        if argv[0] == READ_FILE and code == -signal.SIGKILL and time.monotonic() - started < MOST_WALL_S:
-            code = BundleUnreadable.exit_code  # a model ends its reader at the limit of time, and the parent says so
         answer = {"code": code, "cpu_s": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+
+
+def _warm_up(scratch: Path) -> None:
+    """Import and make once what each fork would otherwise import and make itself."""
+    from rlk_repro.cli import main
+
+    bundle = str(ROOT / "docs" / "evidence" / "operators-h200.tgz")
+    for words in (["report", bundle, "-o", str(scratch / "warm")], ["replay", bundle, "--dry-run"]):
+        sys.argv = ["rlk-repro", *words]
+        with suppress(SystemExit), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            main()
 
 
 def _become_command(scratch: Path, argv: Sequence[str]) -> NoReturn:
@@ -169,7 +194,12 @@ def _become_command(scratch: Path, argv: Sequence[str]) -> NoReturn:
         from rlk_repro.cli import main
 
         if argv[0] == READ_FILE:
-            sys.exit(finish(lambda: _prepare_file(Path(argv[1]), scratch / "unpacked")))
+            sys.exit(finish(lambda: _prepare_file(Path(argv[1]))))
+        if argv[0] == INSTALL:
+            from tools.rl_kernel.__main__ import main as install
+
+            del sys.argv[1]
+            sys.exit(install())
         main()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -181,24 +211,13 @@ def _become_command(scratch: Path, argv: Sequence[str]) -> NoReturn:
     os._exit(code)
 
 
-def _prepare_file(path: Path, place: Path) -> None:
-    """Read a stranger's file as `prepare` does: stored rollouts, an archive of them, or a model."""
-    kind = path.read_bytes()[:4]
-    if kind[:2] == b"PK":
+def _prepare_file(path: Path) -> None:
+    """Read a stranger's file as `prepare` does: stored rollouts or an archive of them."""
+    if path.read_bytes()[:2] == b"PK":
         check_file(path)
         return
-    shutil.rmtree(place, ignore_errors=True)  # a killed reader has left it
-    place.mkdir()
-    try:
-        if kind == b"GGUF":
-            gguf_model.main([str(path), str(place)])
-            return
-        with path.open("rb") as stream:
-            _unpack(stream, place, 2, Bounds(asked="https://example.org/a", what="archive", limit=1 << 30))
-    except (OSError, EOFError, tarfile.TarError) as error:
-        raise BundleUnreadable(Problem(path.name, f"could not be fetched ({error})")) from None
-    finally:
-        shutil.rmtree(place)
+    with tempfile.TemporaryDirectory() as place:
+        _unpack(path, Path(place), 2, "archive")
 
 
 def _watch(scratch: Path) -> None:

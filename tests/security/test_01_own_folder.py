@@ -15,18 +15,16 @@ from rlk_repro.agent.process import StopTimes
 from rlk_repro.agent.trial import TrialWatch, run_command
 from rlk_repro.base.errors import EnvironmentMissing, SpecError
 from rlk_repro.base.stop import Stop
-from rlk_repro.bundle.seal import unpack
+from rlk_repro.bundle.verify import unpack
 from rlk_repro.clusters import local
 from rlk_repro.clusters.api import Job, JobState
+from rlk_repro.prepare.made_data import RandomRollouts
 from rlk_repro.prepare.package import Package
-from rlk_repro.prepare.random_model import Sizes, write_weights
-from rlk_repro.prepare.random_rollouts import RandomRollouts
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import PackageSource
 from rlk_repro.submit.stage import new_run_dir
 from rlk_repro.workloads.api import Command
 from tests import ROOT
-from tests.prepare.test_random_model import DENSE, make
 from tests.security.hostile import pack_stranger
 from tests.support.slurm.examples import plan_for
 
@@ -56,7 +54,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def start_agent(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "own")
     run_dir.root.mkdir()
-    job = Job(files={}, command=(sys.executable, *local.AGENT, str(run_dir.root), "--resume"))
+    job = Job(files={}, command=(sys.executable, *local.AGENT, str(run_dir.root)))
     submission = local.submit(job, run_dir)
     until = time.monotonic() + 60
     while local.poll(submission, run_dir).state is JobState.RUNNING and time.monotonic() < until:
@@ -89,7 +87,6 @@ CHILDREN: dict[str, Callable[[Path], object]] = {
     "trainer": run_trainer,
     "pip": download,
     "rollouts": RandomRollouts(seed=1, num_files=1, num_samples=2, prompt_len=2, response_len=2, vocab_size=9).write,
-    "multiprocessing": lambda path: write_weights(path / "w", Sizes.of(make(DENSE)), seed=7, std=0.02, num_processes=2),
 }
 
 
@@ -100,12 +97,12 @@ def test_no_child_imports_from_the_folder_where_the_user_stands(stranger: Path, 
 
 
 def test_only_the_launcher_starts_processes() -> None:
-    """What starts a process in another way would miss the launcher's environment."""
+    """What starts a program in another way would miss the launcher's environment.  (A fork alone starts no program.)"""
     starters = set()
     for path in sorted((ROOT / "rlk_repro").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if name.startswith(("subprocess.", "os.exec", "os.posix_spawn", "os.system", "os.popen", "os.fork")):
+            if name.startswith(("subprocess.", "os.exec", "os.posix_spawn", "os.system", "os.popen")):
                 starters.add(str(path.relative_to(ROOT)))
     assert starters == {"rlk_repro/base/proc.py", "rlk_repro/base/guard.py"}
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,8 +23,10 @@ from rlk_repro.submit.planning import render
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import RUN_ENV
 from tests import ROOT
-from tests.security.hostile import pack_stranger, with_workload
+from tests.security.hostile import CPU, Change, pack_stranger
+from tests.support.make_run import finish_run, make_run
 from tests.support.slurm.examples import plan_for
+from tests.support.vime_examples import with_workload
 
 CODE = ("PYTHONPATH", "PYTHONWARNINGS", "BROWSER", "LD_PRELOAD", "PYTHONSTARTUP", "HF_HUB_OFFLINE", "RAY_ADDRESS",
         "VLLM_PLUGINS", "NCCL_NET_PLUGIN", "TRITON_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "GIT_SSH_COMMAND")  # fmt: skip
@@ -55,7 +56,7 @@ def test_without_a_terminal_and_a_yes_nothing_runs(call, tmp_path: Path) -> None
         "rlk-repro: replay: would run the bundle's code, which you have not confirmed, expected --yes, or a terminal\n"
         "  hint: --dry-run shows what would run; --yes runs it\n"
     )
-    shown = "what would run here:\n  run          smoke: reference, lane live, stack host\n  trials       2, 3 steps"
+    shown = "what would run here:\n  run          smoke: reference, lane live, stack host\n  trials       2, 2 steps"
     assert shown in out
 
 
@@ -77,51 +78,40 @@ def test_the_cost_is_what_the_limits_allow_and_foreign_code_comes_last_one_a_lin
     assert set(foreign.values()) == names
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--analyze-only"])
-def test_dry_run_and_analyze_only_ask_nothing(call, bundle: Path, option: str) -> None:
-    assert (call("replay", str(bundle), option)[0], submitted()) == (0, [])
+def test_dry_run_and_analyze_only_ask_nothing(call, bundle: Path) -> None:
+    for option in ("--dry-run", "--analyze-only"):
+        assert (call("replay", str(bundle), option)[0], submitted()) == (0, [])
 
 
-def answer(bundle: Path, word: str) -> subprocess.CompletedProcess[str]:
-    """Replay on a terminal, with a typed answer."""
-    terminal, inner = os.openpty()
-    os.write(terminal, f"{word}\n".encode())
-    argv = [sys.executable, "-m", "rlk_repro", "replay", str(bundle)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    try:
-        return subprocess.run(
-            argv, stdin=inner, capture_output=True, text=True, env=env, cwd=bundle.parent, timeout=240, check=False
-        )
-    finally:
-        os.close(terminal)
-        os.close(inner)
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def test_a_typed_no_runs_nothing(bundle: Path) -> None:
-    done = answer(bundle, "n")
-    assert (done.returncode, submitted()) == (6, [])
-    assert "Run this, in spite of " in done.stderr
-    assert "replay: you did not agree to run the experiment" in done.stderr
+@pytest.mark.parametrize("word", ["n", pytest.param("y", marks=pytest.mark.real)])
+def test_a_typed_no_runs_nothing_and_one_yes_is_enough(
+    call, bundle: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{word}\n"))
+    code, out, err = call("replay", str(bundle))
+    assert err.count("Run this, in spite of ") == 1
+    if word == "n":
+        assert (code, submitted()) == (6, [])
+        assert "replay: you did not agree to run the experiment" in err
+    else:
+        assert (len(submitted()), "replay level: " in out) == (1, True), err
 
 
-@pytest.mark.real
-def test_one_typed_yes_is_enough(bundle: Path) -> None:
-    done = answer(bundle, "y")
-    assert (len(submitted()), done.stderr.count("Run this")) == (1, 1), done.stderr
-    assert "replay level: " in done.stdout
+MISSING: dict[str, Change] = {"nodes": lambda run_dir: shutil.rmtree(run_dir.nodes), "nodes.node0.code": lambda _: None}
 
 
-@pytest.mark.parametrize("what", ["nodes", "sections"])
-def test_missing_manifests_are_blocking(call, tmp_path: Path, what: str) -> None:
-    change = (lambda run_dir: shutil.rmtree(run_dir.nodes)) if what == "nodes" else None
-    bundle = str(pack_stranger(tmp_path / "id", change=change))
+@pytest.mark.parametrize("where", MISSING)
+def test_missing_manifests_are_blocking(call, tmp_path: Path, where: str) -> None:
+    bundle = str(pack_stranger(tmp_path / "id", change=MISSING[where]))
     found = json.loads(call("replay", bundle, "--dry-run", "--json")[1])["missing"]
-    assert {item["level"] for item in found} == {"blocking"}
-    wanted = {"nodes"} if what == "nodes" else {"nodes.node0.code", "nodes.node0.host"}
-    assert wanted <= {item["where"] for item in found}
+    assert ("blocking", where) in {(item["level"], item["where"]) for item in found}
     code, _, err = call("replay", bundle)
-    assert (code, submitted()) == (6, [])
-    assert "differs from the recorded machine" in err
+    assert (code, submitted(), "differs from the recorded machine" in err) == (6, [], True)
     assert "--yes runs the replay anyway" in err
 
 
@@ -133,19 +123,16 @@ def with_env(env: dict[str, str]) -> Plan:
     return with_workload(plan, placements={**placements, "h200": placement})
 
 
-def test_a_run_sets_no_other_variable_than_those_listed() -> None:
+def find_refused(env: dict[str, str], what: str) -> set[str]:
     with pytest.raises(SpecError) as caught:
-        render(with_env(dict.fromkeys(CODE, "1")), None)
-    refused = {item.where for item in caught.value.problems if item.what == "a run may not set this variable"}
-    assert {where.rpartition(".")[2] for where in refused} == set(CODE)
+        render(with_env(env), None)
+    return {item.where.rpartition(".")[2] for item in caught.value.problems if item.what == what}
 
 
-@pytest.mark.parametrize("value", ["/tmp/evil.so", "1;id", "$(id)", "1\n", "", "a b", "%s", "x" * 1000, "../up"])
-def test_a_listed_variable_has_a_value_of_its_type(value: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        render(with_env(dict.fromkeys(RUN_ENV, value)), None)
-    refused = {problem.where.rpartition(".")[2] for problem in caught.value.problems if problem.what == "wrong value"}
-    assert refused == set(RUN_ENV)
+def test_a_run_sets_no_other_variable_than_those_listed_with_a_value_of_its_type() -> None:
+    assert find_refused(dict.fromkeys(CODE, "1"), "a run may not set this variable") == set(CODE)
+    for value in ("/tmp/evil.so", "1;id", "$(id)", "1\n", "", "a b", "%s", "x" * 1000, "../up"):
+        assert find_refused(dict.fromkeys(RUN_ENV, value), "wrong value") == set(RUN_ENV), value
 
 
 def test_listed_variables_are_set_and_documented() -> None:
@@ -154,3 +141,12 @@ def test_listed_variables_are_set_and_documented() -> None:
     assert {name: env[name] for name in VALUES} == VALUES
     page = (ROOT / "docs" / "replay.md").read_text().partition("## Variables that a run may set")[2].partition("## ")[0]
     assert set(re.findall(r"`([A-Z][A-Z0-9_]+)`", page)) == set(RUN_ENV)
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONPATH", "VIME_SRC"])
+def test_a_strangers_switch_sets_no_other_variable(call, tmp_path: Path, name: str) -> None:
+    switch = f"switch={{title: t, baseline: {{{name}: /a}}, enabled: {{{name}: /theirs}}}}"
+    recipe = dataclasses.replace(CPU, settings=(*CPU.settings, switch))
+    bundle = finish_run(make_run(tmp_path / "id", recipe))
+    code, _, err = call("replay", str(bundle), "--yes", "--trust")
+    assert (code, submitted(), f"switch.baseline.{name}: a run may not set this variable" in err) == (2, [], True)

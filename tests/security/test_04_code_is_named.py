@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
 from rlk_repro.base.files import write_json
-from rlk_repro.bundle.seal import pack, seal
-from rlk_repro.cli.sources import require_sources
+from rlk_repro.bundle.verify import unpack
+from rlk_repro.cli.submit import require_sources
 from rlk_repro.plan import Plan, make_record
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.spec import HubSource, Image
 from rlk_repro.spec.stack import Unpublished
 from rlk_repro.submit.consent import find_build_hint, find_foreign, find_shipped_pins, list_what_runs, require_trust
 from tests import ROOT
-from tests.security.hostile import with_workload
+from tests.security.hostile import make_bundle
 from tests.support.slurm.examples import plan_for
-from tests.support.vime_examples import list_plans
+from tests.support.vime_examples import list_plans, with_workload
 
 FLAGS: dict[str, Any] = {
     "custom-generate-function-path": "evil.module.generate",
@@ -64,19 +62,13 @@ HARMLESS: dict[str, Any] = {
     "spec": ("vime_plugins.models.glm4", "get_spec"),
     "dynamic-sampling-filter-path": "vime.rollout.filter_hub.dynamic_sampling_filters.check",
 }
-PINS: dict[str, dict[str, str]] = {
-    "repository": {"repository": "https://github.com/evil/Megatron-LM"},
-    "commit": {"commit": "e" * 40},
-    "tree": {"tree": "e" * 40},
-    "patched tree": {"patched_tree": "e" * 40},
-}
+PINS: dict[str, str] = {
+    "repository": "https://github.com/evil/Megatron-LM", "commit": "e" * 40, "tree": "e" * 40, "patched_tree": "e" * 40,
+}  # fmt: skip
 
 
-def test_no_shipped_run_names_foreign_code() -> None:
+def test_flags_that_name_foreign_code_need_trust_and_no_shipped_run_has_one() -> None:
     assert {name: found for name, plan in list_plans() if (found := find_foreign(plan))} == {}
-
-
-def test_flags_that_name_foreign_code_need_trust() -> None:
     plan = plan_for("vime-smoke", "h200")
     for flag, value in FLAGS.items():
         with pytest.raises(CheckFailed, match=rf"--{flag}: may run code from outside this package and the pinned"):
@@ -105,8 +97,9 @@ def test_foreign_rewards_models_and_images_need_trust() -> None:
 @pytest.mark.parametrize("what", PINS)
 def test_pinned_means_pinned_by_a_shipped_stack(what: str) -> None:
     plan = plan_for("vime-smoke", "h200")
-    assert find_shipped_pins(plan.stack) == plan.stack.pins
-    theirs = {**plan.stack.pins, "megatron_lm": plan.stack.pins["megatron_lm"].model_copy(update=PINS[what])}
+    pins = plan.stack.pins
+    assert find_shipped_pins(plan.stack) == pins
+    theirs = {**pins, "megatron_lm": pins["megatron_lm"].model_copy(update={what: PINS[what]})}
     plan = dataclasses.replace(plan, stack=plan.stack.model_copy(update={"pins": theirs}))
     assert [item.where for item in find_foreign(plan)] == ["pin megatron_lm"]
     assert list_what_runs(plan, plan.profile)["FOREIGN 1 of 1"].startswith("pin megatron_lm ")
@@ -114,9 +107,8 @@ def test_pinned_means_pinned_by_a_shipped_stack(what: str) -> None:
     local = dataclasses.replace(plan, profile=plan.profile.model_copy(update={"cluster": "local"}))
     with pytest.raises(EnvironmentMissing) as caught:
         require_sources(local)
-    hints = {problem.where: problem.hint for problem in caught.value.problems}
-    assert "git clone" in str(hints["python module vime"])
-    assert "git clone" not in str(hints["python module megatron"])
+    hints = {problem.where: "git clone" in str(problem.hint) for problem in caught.value.problems}
+    assert (hints["python module vime"], hints["python module megatron"]) == (True, False)
 
 
 def test_a_command_of_a_strangers_stack_is_no_hint() -> None:
@@ -126,36 +118,23 @@ def test_a_command_of_a_strangers_stack_is_no_hint() -> None:
     assert find_build_hint(dataclasses.replace(plan, stack=stack)) is None
 
 
-@pytest.fixture
-def bundle(tmp_path: Path) -> Path:
-    """Return sealed evidence with a reward function of the stranger's, with all hashes made to fit."""
-    folder = tmp_path / "theirs"
-    folder.mkdir()
-    with tarfile.open(ROOT / "docs" / "evidence" / "qwen3-4b-random-live-h200.tgz") as archive:
-        archive.extractall(folder, filter="data")
-    run_dir = RunDir(folder)
+def name_their_reward(run_dir: RunDir) -> None:
     plan = with_workload(Plan.load(run_dir.plan), data={"custom_rm_path": "evil.reward", "rm_type": None})
     write_json(run_dir.plan, make_record(plan, run_dir.run_id))
     author = run_dir.run_yaml.read_text()
     run_dir.run_yaml.write_text(author.replace("rlk_repro.integration.reward.share_of_even_ids", "evil.reward"))
-    write_json(run_dir.analysis, analyse(run_dir).to_json())
-    run_dir.checksums.unlink()
-    seal(run_dir)
-    return pack(run_dir)
 
 
-def test_yes_alone_does_not_trust_foreign_code(
-    call, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "PYTHONPATH"):
-        monkeypatch.delenv(name, raising=False)
-    sources = []
-    for option, module in (("--vime-src", "vime"), ("--megatron-src", "megatron"), ("--rl-kernel-src", "rl_engine")):
-        (tmp_path / option / module).mkdir(parents=True)
-        sources += [option, str(tmp_path / option)]
-    shown = json.loads(call("replay", str(bundle), *sources, "--dry-run", "--json")[1])["what_runs"]
+def test_yes_alone_does_not_trust_foreign_code(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = unpack(ROOT / "docs" / "evidence" / "qwen3-4b-random-live-h200.tgz", tmp_path / "theirs")
+    _, bundle = make_bundle(theirs, tmp_path / "hostile", name_their_reward)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for variable, module in (("VIME_SRC", "vime"), ("MEGATRON_SRC", "megatron"), ("RLK_SRC", "rl_engine")):
+        (tmp_path / variable / module).mkdir(parents=True)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    shown = json.loads(call("replay", str(bundle), "--dry-run", "--json")[1])["what_runs"]
     assert shown["FOREIGN 1 of 1"] == "--custom-rm-path evil.reward (needs --trust)"
-    code, out, err = call("replay", str(bundle), *sources, "--yes")
+    code, out, err = call("replay", str(bundle), "--yes")
     assert (code, list(runs_root().glob("*/*/plan.json"))) == (6, [])
     assert "  FOREIGN 1 of 1 --custom-rm-path evil.reward (needs --trust)\n" in out
     assert "hint: review this code; --trust allows it" in err

@@ -13,31 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.base.disk import Unwritable, open_stream
 from rlk_repro.base.files import write_bytes, write_json
 from rlk_repro.bundle.seal import pack, seal
 from rlk_repro.bundle.verify import verify
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
-from tests.security.hostile import FILES, make_bundle
-from tests.support.make_run import Recipe, finish_run, make_run, verify_bundle
+from tests.support.make_run import Recipe, finish_run, make_run
 
 Call = Callable[..., tuple[int, str, str]]
 CAUTION = "The run is not sealed, so its files may have changed."
-
-
-@pytest.mark.parametrize("relative", ["plan.json", "analysis/analysis.json", FILES["exit"]])
-def test_a_sealed_file_with_a_key_twice_does_not_verify(honest: RunDir, relative: str, tmp_path: Path) -> None:
-    """Two readers may take different values."""
-
-    def double(run_dir: RunDir) -> None:
-        path = run_dir.root / relative
-        path.write_bytes(path.read_bytes().replace(b'"schema": 1', b'"schema": 1, "schema": 1', 1))
-
-    _, bundle = make_bundle(honest, tmp_path / "hostile", double)
-    [finding] = [item for item in verify_bundle(bundle) if item.level == "blocking"]
-    said = f"{relative}: not readable as JSON (key 'schema' is given twice)"
-    assert (finding.where, finding.found) == (relative, said)
 
 
 @pytest.fixture
@@ -55,24 +39,20 @@ def unsealed(tmp_path: Path) -> RunDir:
     return run_dir
 
 
-@pytest.mark.parametrize("is_packed", [True, False])
 def test_a_report_of_an_unsealed_run_says_so_and_exits_with_1_by_default(
-    call: Call, unsealed: RunDir, tmp_path: Path, *, is_packed: bool
+    call: Call, unsealed: RunDir, tmp_path: Path
 ) -> None:
-    source = str(unsealed.bundle if is_packed else unsealed.root)
-    words = ("report", source, "-o", str(tmp_path / "out"))
-    code, out, _ = call(*words)
-    assert (code, "FASTER" in out, CAUTION in " ".join(out.split())) == (1, True, True)
-    head = (tmp_path / "out" / "report.md").read_text().split("\n## ", 1)[0]
-    assert CAUTION in head
-    assert CAUTION in (tmp_path / "out" / "report.html").read_text()
-    code, out, _ = call(*words, "--json")
-    assert (code, CAUTION in json.loads(out)[0]["cautions"]) == (1, True)
-    assert call(*words, "--unsealed")[0] == 0
-    sealed = str(finish_run(make_run(tmp_path / "sealed")))  # one unsealed run among several sets the exit code
-    assert call("report", sealed, *words[1:])[0] == 1
-    code, out, _ = call("report", sealed, *words[1:], "--unsealed", "--json")
-    assert (code, [CAUTION in item["cautions"] for item in json.loads(out)]) == (0, [False, True])
+    out_dir = tmp_path / "out"
+    for source in (unsealed.bundle, unsealed.root):
+        code, out, _ = call("report", str(source), "-o", str(out_dir))
+        assert (code, "FASTER" in out, CAUTION in " ".join(out.split())) == (1, True, True)
+        assert CAUTION in (out_dir / "report.md").read_text().split("\n## ", 1)[0]
+        assert CAUTION in (out_dir / "report.html").read_text()
+    assert call("report", str(source), "-o", str(out_dir), "--unsealed")[0] == 0
+    sealed = str(finish_run(make_run(tmp_path / "sealed")))
+    # one unsealed run among several sets the exit code
+    code, out, _ = call("report", sealed, str(source), "-o", str(out_dir), "--json")
+    assert (code, [CAUTION in item["cautions"] for item in json.loads(out)]) == (1, [False, True])
 
 
 def test_other_commands_name_or_refuse_an_unsealed_run(call: Call, unsealed: RunDir) -> None:
@@ -185,10 +165,3 @@ def test_no_command_writes_into_a_run_directory_with_links(call: Call, tmp_path:
         assert (code, err.startswith(f"rlk-repro: {link}: is a link that may lead to your own files")) == (5, True)
     assert read_all(mine) == {"report.html": "mine"}
     assert sorted(os.walk(run_dir.root)) == before
-
-
-def test_nothing_is_appended_through_a_link(tmp_path: Path, mine: Path) -> None:
-    (tmp_path / "log").symlink_to(mine / "report.html")
-    with pytest.raises(Unwritable, match="cannot be written"):
-        open_stream(tmp_path / "log", "ab")
-    assert read_all(mine) == {"report.html": "mine"}

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from rlk_repro.agent.ray.launch import RaySeat, render_env, render_start, require_tokens
+from rlk_repro.base import git
 from rlk_repro.base.errors import EnvironmentMissing, SpecError
 from rlk_repro.clusters.slurm.script import render_sbatch
-from rlk_repro.images.pin import resolve_ref
-from rlk_repro.images.registry import ask_size
-from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import (
     ContainerSettings,
@@ -34,8 +29,7 @@ from rlk_repro.spec.assets import HubSource
 from rlk_repro.spec.site import Mount
 from rlk_repro.spec.vime import ArgumentText
 from tests.support.copied_package import mirror_folder
-from tests.support.images.examples import commit_files
-from tests.support.probe_examples import write_tree
+from tests.support.probe_examples import commit_files
 from tests.support.slurm.examples import make_two_nodes_plan
 from tools.image_build.inputs import read_inputs
 from tools.rl_kernel.source import get_sources
@@ -56,14 +50,12 @@ def test_git_fetches_over_https_alone_and_reads_no_value_as_an_option(
     address = f"{mirror_folder(tmp_path, tmp_path / 'home', monkeypatch)}/source"
     marker = tmp_path / "marker"
     option = f"--upload-pack=touch {marker};"
+    assert git.ask_git(tmp_path, "init", "--quiet", "--bare", timeout_s=60.0).is_ok
     for words in ((address, option), (option, "main")):
-        with pytest.raises(EnvironmentMissing, match="git fetch"):
-            resolve_ref(*words)
+        assert not git.fetch(tmp_path, *words, timeout_s=60.0).is_ok
     assert not marker.exists()
-    assert resolve_ref(address, "main")[0] == commit
+    assert git.fetch(tmp_path, address, "main", timeout_s=60.0).is_ok
     monkeypatch.delenv("GIT_ALLOW_PROTOCOL")
-    with pytest.raises(EnvironmentMissing, match="transport 'file' not allowed"):
-        resolve_ref(address, "main")
     with pytest.raises(EnvironmentMissing, match="transport 'file' not allowed"):
         get_sources(Pin(repository=address, commit=commit), None, tmp_path / "copy")
 
@@ -116,28 +108,13 @@ def test_every_text_that_is_not_for_readers_has_a_pattern_without_hidden_charact
     assert open_ended == []
 
 
-@pytest.mark.parametrize("name", ["-x", "--wrap=id", "a b", "a,b", "a[1-3]", "a\nb", "a;b", "", "a\u202e"])
-def test_an_invalid_node_name_is_not_requested(tmp_path: Path, name: str) -> None:
+def test_an_invalid_node_name_is_not_requested_and_a_build_fetches_from_no_other_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = make_two_nodes_plan()
-    nodes = [name] * plan.layout.num_nodes
-    with pytest.raises(SpecError, match="not a node name"):
-        render_sbatch(plan, RunDir(tmp_path / "run"), nodes=nodes)
-
-
-def test_an_answer_of_a_registry_is_never_read_as_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recording stand-in replaces skopeo; the test checks the arguments that it gets."""
-    listed = {"manifests": [{"digest": "x --tls-verify=false"}]}
-    log = tmp_path / "log"
-    tool = f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {log}\ncat <<'END'\n{json.dumps(listed)}\nEND\n"
-    (write_tree(tmp_path / "bin", {"skopeo": tool}) / "skopeo").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    answer = ask_size("registry.example/x@sha256:1")
-    assert isinstance(answer, Unknown)
-    assert "no digest" in answer.reason
-    assert log.read_text().splitlines() == ["inspect --raw -- docker://registry.example/x@sha256:1"]
-
-
-def test_a_build_fetches_from_no_other_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("-x", "--wrap=id", "a b", "a,b", "a[1-3]", "a\nb", "a;b", "", "a\u202e"):
+        with pytest.raises(SpecError, match="not a node name"):
+            render_sbatch(plan, RunDir(tmp_path / "run"), nodes=[name] * plan.layout.num_nodes)
     for address in ("--upload-pack=id", "ext::id", "/src", "git://git.example/x"):
         monkeypatch.setenv("VIME_REPOSITORY", address)
         with pytest.raises(SpecError, match="VIME_REPOSITORY: not a repository that can be fetched"):
@@ -164,22 +141,3 @@ def walk(
     ]
     for place, item in parts:
         yield from walk(item, definitions, place, seen)
-
-
-# Ray authenticates by token in every job, and the token stays where it is needed.
-
-
-def test_a_ray_that_ignores_tokens_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda _: "2.51.1")
-    with pytest.raises(EnvironmentMissing, match="python module ray: has no authentication"):
-        require_tokens()
-
-
-def test_our_own_ray_has_no_dashboard_and_its_token_is_a_file() -> None:
-    seat = RaySeat(index=0, node="n0", address="192.0.2.1", head="192.0.2.1:6379", num_gpus=8, first_port=6379,
-                has_client=True, store_bytes=1 << 30)  # fmt: skip
-    argv = render_start(seat, "/tmp/x")
-    assert argv[argv.index("--include-dashboard") + 1] == "false"
-    assert not [word for word in argv if "token" in word]
-    env = render_env(seat, "/run/dir/.ray-token")
-    assert (env["RAY_AUTH_MODE"], env["RAY_AUTH_TOKEN_PATH"]) == ("token", "/run/dir/.ray-token")

@@ -1,24 +1,25 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import string
-import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, TypeAdapter
 
 from rlk_repro.base.errors import SpecError
+from rlk_repro.base.files import dump_json
 from rlk_repro.base.resources import data_dir, hardware_folders, list_names, profile_folders, run_folders, stack_folders
-from rlk_repro.plan import Plan
+from rlk_repro.base.yamlfile import parse_yaml
+from rlk_repro.clusters.registry import BACKENDS
 from rlk_repro.spec import (
     Hardware,
-    Image,
-    Measure,
-    Pin,
     Preflight,
     Profile,
     ReferenceWorkload,
@@ -26,10 +27,10 @@ from rlk_repro.spec import (
     Stack,
     run_problems,
 )
+from rlk_repro.spec.layers import LayerCount, read_layer_pattern
 from rlk_repro.spec.load import load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.spec.values import GrowingModel
 from tests import ROOT
-from tests.support.copied_package import Copy
 
 SMOKE = (data_dir("jobs") / "smoke.yaml").read_text()
 
@@ -90,10 +91,7 @@ def test_all_errors_of_a_file_are_listed_with_line_path_and_nearest_key() -> Non
     ("old", "new", "message"),
     [
         ("purpose: >-", "purpos: >-", "purpose: missing, expected a value"),
-        ("time_limit_min: 5", 'time_limit_min: "5"', "time_limit_min: wrong value, got '5', expected a number"),
-        ("pairs: 6", "pairs: 6.5", "measure.pairs: wrong value, got 6.5, expected a whole number"),
         ("run: smoke", "run: 7", 'run: wrong value, got 7, expected text\n  hint: quote it: "7"'),
-        ("stack: host", "stack: [host]", "stack: wrong value, got ['host'], expected text"),
         ("ops: [logp, ratio_kl]", "ops: []", "rl_kernel.ops: wrong value, got [], expected at least 1 entry"),
         ("ops: [logp, ratio_kl]", "ops: [logp, kl]", "rl_kernel.ops[1]: no such operator, got 'kl', expected one of "
          "logp, ratio_kl, grpo_loss, linear_logp"),
@@ -106,7 +104,6 @@ def test_all_errors_of_a_file_are_listed_with_line_path_and_nearest_key() -> Non
          "'module', 'operators' or 'vime'"),
         ("kind: reference", "knd: reference", "workload.kind: missing, expected a value"),
         ("kind: reference", "kind: module", "workload.grpo.lr: unknown key, expected one of num_steps_per_rollout, "),
-        ("kind: reference", "kind: module", "workload.batch: missing, expected a value"),
         ("lane: live", "lane: fixed-rollout", "lane: the reference trainer has no inference server, which "
         "lane fixed-rollout needs"),
     ],
@@ -179,14 +176,6 @@ def test_a_secret_in_a_file_is_refused_with_its_line() -> None:
     assert token not in str(caught.value)
 
 
-def test_a_secret_in_a_setting_is_refused_without_repeating_it() -> None:
-    token = "ghp_" + "b2" * 18
-    with pytest.raises(SpecError) as caught:
-        parse_overrides([f"purpose={token}"])
-    assert str(caught.value).startswith("--set purpose: looks like a secret")
-    assert token not in str(caught.value)
-
-
 def test_settings_are_typed_and_name_the_flag_when_wrong() -> None:
     run = load_run("smoke", parse_overrides(["measure.pairs=8", "workload.grpo.lr=3e-4"])).model
     assert run.measure.pairs == 8
@@ -208,20 +197,28 @@ def test_a_malformed_setting_shows_the_right_form() -> None:
     ]
 
 
-def test_an_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(SpecError) as caught:
-        load_run("smok")
-    assert "--run: no run of this name, got 'smok', expected one of" in str(caught.value)
-    assert "did you mean 'smoke'?" in str(caught.value)
-    with pytest.raises(SpecError, match="no such file"):
-        load_run("./nowhere.yaml")
-
-
 def test_a_user_profile_wins_over_a_shipped_one(tmp_path: Path) -> None:
     folder = tmp_path / "config" / "rlk-repro" / "profiles"
     folder.mkdir(parents=True)
     (folder / "local.yaml").write_text("schema: 1\nprofile: mine\ncluster: local\n")
     assert load_profile("local", profile_folders("local")).model.profile == "mine"
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("kind: job", "the agents start Ray themselves"),
+        ("ray_version: 2.60.0", "the agents start Ray themselves"),
+        ("hold_min: 5.0", "results.claim"),
+    ],
+)
+def test_a_removed_key_is_refused_at_its_line(key: str, hint: str, tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text(f"schema: 1\nprofile: site\ncluster: k8s\nkubernetes:\n  {key}\n")
+    name = key.partition(":")[0]
+    where = f"site.yaml:5: kubernetes.{name}: was removed in version"
+    with pytest.raises(SpecError, match=f"{where}.*\n.*{hint}"):
+        load_profile(str(file), [])
 
 
 @pytest.mark.parametrize(("block", "cluster"), [("slurm", "k8s"), ("kubernetes", "slurm"), ("slurm", "local")])
@@ -232,16 +229,10 @@ def test_a_block_of_another_cluster_is_an_error(block: str, cluster: str, tmp_pa
         load_profile(str(file), [])
 
 
-def test_a_newer_schema_number_is_an_error() -> None:
-    assert any(
-        "schema: wrong value, got 2, expected 1" in row for row in problems_of(SMOKE.replace("schema: 1", "schema: 2"))
-    )
-
-
 ATOMS = [*string.ascii_lowercase, *":-[]{}#&*!|>'\"%@`\n \t0123456789.~", "\u00e9", "\x00", "- ", ": ", "null", "1e5"]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1))
 def test_any_mutated_file_gives_a_located_error_or_a_run(seed: int) -> None:
     """Any mutated YAML gives a located error or a valid plan, never a traceback."""
@@ -264,7 +255,7 @@ PATHS = [
 ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.sampled_from(PATHS), VALUES)
 def test_any_value_anywhere_gives_a_located_error_or_a_run(path: str, value: Any) -> None:
     import yaml
@@ -285,30 +276,15 @@ def test_an_empty_or_shapeless_file_is_a_located_error(model: type[Any], data: b
     assert all(problem.where.startswith("f.yaml") for problem in caught.value.problems)
 
 
-# Keys that were added after plans had been recorded do not change the hashes of those plans.
-
-EVIDENCE = sorted((ROOT / "docs" / "evidence").glob("*.tgz"))
+# Keys that were added after plans had been recorded do not change their hashes, which test_evidence checks.
 
 
 def test_a_key_that_came_later_is_left_out_while_it_has_its_default() -> None:
+    for model in GrowingModel.__subclasses__():
+        assert model.added_later <= model.model_fields.keys()
     old = {"min_free_disk_gib": 1.0, "min_free_memory_gib": 1.0, "on_blocking": "stop"}
     assert Preflight().model_dump(mode="json") == old
     assert Preflight(policy={"load": "fail"}).model_dump(mode="json") == {**old, "policy": {"load": "fail"}}
-
-
-@pytest.mark.parametrize("model", [Preflight, Measure, Hardware, Profile, Stack, Pin, Image])
-def test_added_later_names_only_existing_keys(model: type[GrowingModel]) -> None:
-    assert model.added_later <= model.model_fields.keys()
-
-
-@pytest.mark.parametrize("bundle", EVIDENCE, ids=lambda path: path.name)
-def test_older_plans_keep_their_hashes(bundle: Path) -> None:
-    with tarfile.open(bundle) as archive:
-        name = next(name for name in archive.getnames() if name.endswith("plan.json"))
-        stream = archive.extractfile(name)
-        assert stream is not None
-        record = json.load(stream)
-    assert Plan.from_json(record).plan_hash == record["plan_hash"]
 
 
 # New hardware needs only a YAML file: the plan is made and rendered for both clusters, and no Python names it.
@@ -340,31 +316,79 @@ K8S = """\
 profile: site
 cluster: k8s
 hardware: b300
-kubernetes: {kind: job, namespace: rl, cpu: "8", memory: 128Gi, results: {claim: results, path: /results}}
+kubernetes: {namespace: rl, cpu: "8", memory: 128Gi, results: {claim: results, path: /results}}
 """
 
 
-def render(copy: Copy, folder: Path, profile: str, cluster: str) -> dict[str, Any]:
-    """Return what ``submit --dry-run`` shows on one cluster."""
-    (folder / "site.yaml").write_text(profile)
-    arguments = ("--cluster", cluster, "--profile", folder / "site.yaml", "--run", "smoke", "--stack", "example")
-    done = copy.run("submit", *arguments, "--dry-run", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+@pytest.mark.parametrize(("cluster", "profile"), [("slurm", SLURM), ("k8s", K8S)])
+def test_hardware_that_no_code_names_is_planned_and_rendered(
+    tmp_path: Path, call: Any, cluster: str, profile: str
+) -> None:
+    files = {"b300": HARDWARE, "site": profile, "smoke": SMOKE.replace("layouts:\n", LAYOUT)}
+    paths = {name: tmp_path / f"{name}.yaml" for name in files}
+    for name, text in files.items():
+        paths[name].write_text(text)
+    words = ("--cluster", cluster, "--hardware", str(paths["b300"]), "--profile", str(paths["site"]))
+    code, out, err = call("submit", str(paths["smoke"]), *words, "--stack", "example", "--dry-run", "--json")
+    assert code == 0, err
+    shown = json.loads(out)
+    assert shown["plan"]["experiment"]["hardware"]["title"].startswith("NVIDIA B300")
+    (job,) = (text for name, text in shown["job"]["files"].items() if name in {"job.sbatch", "objects.yaml"})
+    wanted = {"slurm": ("gpu:b300:1",), "k8s": ("NVIDIA-B300-SXM6-AC", "nvidia.com/gpu: 1", "amd64")}
+    for text in wanted[cluster]:
+        assert text in job.replace("'", "").replace('"', "")
 
 
-def test_hardware_that_no_code_names_is_planned_and_rendered_on_both_clusters(tmp_path: Path) -> None:
-    copy = Copy(tmp_path / "source")
-    (copy.root / "jobs/hardware/b300.yaml").write_text(HARDWARE)
-    copy.replace("jobs/smoke.yaml", "layouts:\n", LAYOUT)
-    assert list(copy.touched()) == ["jobs/smoke.yaml"]
-    by_slurm = render(copy, tmp_path, SLURM, "slurm")
-    assert by_slurm["plan"]["experiment"]["hardware"]["title"].startswith("NVIDIA B300")
-    script = by_slurm["job"]["files"]["job.sbatch"]
-    assert "gpu:b300:1" in script
-    assert "arch=amd64" in script or "x86_64" in script
-    objects = render(copy, tmp_path, K8S, "k8s")["job"]["files"]["objects.yaml"]
-    assert "NVIDIA-B300-SXM6-AC" in objects
-    assert "nvidia.com/gpu: 1" in objects.replace("'", "").replace('"', "")
-    assert "amd64" in objects
+@pytest.mark.parametrize("value", [
+        "no", '"[1"', '"[1]]*48"', '"[1]*400000000"', f'"[1]*{10**400}"', '"((("', '"[1]*48*[1]"', '"[1]+1"',
+        '"[x]*48"', '"[2]*48"', '"[1]*47"', "true", "1.5", "0", "-1", '"[1].__class__"', '"[1]*-48"', "[1, 1]",
+        f'"{"[1]+" * 390}[1]"',
+])  # fmt: skip
+def test_an_invalid_layer_pattern_is_refused_uncounted(value: str) -> None:
+    place = "workload.model.arguments.moe-layer-freq"
+    with pytest.raises(SpecError, match=f"--set {place}: "):
+        load_run("qwen3-30b-a3b", parse_overrides([f"{place}={value}"]))
+
+
+def test_layers_are_counted() -> None:
+    counts = {"[0]*1+[1]*45": (46, 45), "([0]*3+[1])*12": (48, 12), " [0, 1]*24": (48, 24), "[]": (0, 0),
+              "[1]*400000000": (400_000_000, 400_000_000)}  # fmt: skip
+    for text, found in counts.items():
+        assert read_layer_pattern(text) == LayerCount(*found)
+    for text in ("[1]**2", "[True]", "[1]*1.5", "[1" * 400, "(" * 1000, ""):
+        assert read_layer_pattern(text) is None
+
+
+# The JSON Schemas by which editors complete authors' files; ``make goldens`` rewrites them.
+
+
+AUTHORED: Final[dict[str, type[BaseModel]]] = {"run": Run, "stack": Stack, "hardware": Hardware, "profile": Profile}
+FILES = [
+    *(("run", path) for path in ROOT.glob("jobs/*.yaml")),
+    *(("hardware", path) for path in ROOT.glob("jobs/hardware/*.yaml")),
+    *(("profile", path) for path in ROOT.glob("*/profiles/*.yaml")),
+    *(("stack", path) for path in ROOT.glob("manifests/stacks/*.yaml")),
+]
+
+
+def make_schema(kind: str) -> dict[str, Any]:
+    schema = TypeAdapter(AUTHORED[kind]).json_schema(by_alias=True)
+    if kind == "profile":  # the model takes any name, because a user may add clusters
+        schema["properties"]["cluster"]["enum"] = list(BACKENDS)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"rlk-repro {kind}", **schema}
+
+
+@pytest.mark.parametrize("kind", AUTHORED)
+def test_a_schema_is_that_of_the_model_and_refuses_an_unknown_key(kind: str) -> None:
+    schema, file = make_schema(kind), data_dir("manifests") / "schema" / f"{kind}.schema.json"
+    if os.environ.get("RLK_REPRO_GOLDENS") == "write":
+        file.write_bytes(dump_json(schema))
+    assert file.read_bytes() == dump_json(schema), "make goldens"
+    errors = jsonschema.Draft202012Validator(schema).iter_errors({"no_such_key": 1})
+    assert any("no_such_key" in error.message for error in errors)
+
+
+@pytest.mark.parametrize(("kind", "path"), FILES, ids=lambda value: getattr(value, "name", value))
+def test_a_shipped_file_satisfies_its_schema(kind: str, path: Path) -> None:
+    value = parse_yaml(path.name, path.read_bytes()).value
+    jsonschema.Draft202012Validator(make_schema(kind)).validate(value)

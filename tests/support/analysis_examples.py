@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import dump_json_line, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.resources import data_dir, profile_folders
-from rlk_repro.plan import make_plan, make_record
-from rlk_repro.rundir.manifest import Manifest, Section
+from rlk_repro.base.resources import profile_folders
+from rlk_repro.plan import make_plan
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, DecisionSummary
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack
-from tests.support.make_run import Recipe, make_exit, make_run, write_records
+from tests.support.make_run import Recipe, make_exit, make_run, write_plan
 
 HOSTILE: Final = (
     "<script>alert('x')</script> \"quoted\" `tick` | pipe\nnew\tline \x1b[31mred ünï 漢字 \u202edlrow [bold]"
@@ -124,7 +122,6 @@ def hostile() -> Analysis:
 # Makes finished runs of the operator tier without running anything: two processes, their records, and the analysis.
 
 
-RUN = "operators-smoke"
 NUM_SWEEPS = 2
 LOGP = {"operator": "logp", "num_tokens": 9216, "vocab_size": 151936, "hidden_size": None, "dtype": "float32",
         "density": 1.0, "work": "forward"}  # fmt: skip
@@ -133,7 +130,7 @@ LINEAR = LOGP | {"operator": "linear_logp", "num_tokens": 4096, "hidden_size": 2
 KERNEL = "void (anonymous namespace)::fused_logp_online_kernel<float, 128>(float const*, long const*, float*, int)"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MadeCell:
     """One cell: seconds of a call, or the status and reason that stand instead."""
 
@@ -176,24 +173,12 @@ def make_operator_run(
 ) -> RunDir:
     """A run directory with both processes; the second is one percent slower.  ``change`` is applied last."""
     plan = make_plan(
-        run=load_run(RUN),
+        run=load_run("operators-smoke"),
         stack=load_stack("host"),
         hardware=load_hardware("h200"),
         profile=load_profile("local", profile_folders("local")),
     )
-    run_dir = RunDir(root)
-    for path, source in (
-        (run_dir.run_yaml, data_dir("jobs") / f"{RUN}.yaml"),
-        (run_dir.stack_yaml, data_dir("manifests") / "stacks" / "host.yaml"),
-        (run_dir.hardware_yaml, data_dir("jobs") / "hardware" / "h200.yaml"),
-        (run_dir.profile_yaml, data_dir("jobs") / "profiles" / "local.yaml"),
-    ):
-        write_text(path, source.read_text())
-    write_json(run_dir.plan, make_record(plan, run_dir.run_id))
-    node = run_dir.node("node0")
-    facts: dict[str, Section] = {"gpu": {"count": 1, "driver": "580.159.04"}}
-    write_json(node.manifest, Manifest(node="node0", sections=facts).to_json())
-    write_records(run_dir, plan)
+    run_dir = write_plan(root, plan, {"gpu": {"count": 1, "driver": "580.159.04"}})
     for trial in plan.trials:
         folder = run_dir.trial(trial.name)
         write_text(folder.stdout, "\n".join(_log_lines(cells, 1 + trial.index / 100)) + "\n")
@@ -217,30 +202,22 @@ def _log_lines(cells: tuple[MadeCell, ...], slowness: float) -> Iterator[str]:
         yield f"{prefix}perf {sweep}: {{'perf/step_time': {4.5 * slowness}}}"
     for cell in cells:
         if cell.status == "pass":
-            fields = {name: getattr(cell, name) for name in ("implementation", "error", "gradient_error", "kernels")}
-            check = {
-                "event": "check",
-                "case": cell.case,
-                "status": "pass",
-                "reason": "",
-                "is_repeatable": True,
-                **fields,
-            }
+            of_case = _list_fields(cell, "case", "implementation", "status", "reason")
+            found = _list_fields(cell, "error", "gradient_error", "kernels")
+            check = {"event": "check", "is_repeatable": True} | of_case | found
             yield f"{prefix}operator {dump_json_line(check)}"
 
 
 def _make_time(cell: MadeCell, sweep: int, slowness: float) -> dict[str, Any]:
     samples = [cell.seconds * slowness * factor for factor in (1.0, 1.02, 0.99)] if cell.seconds else []
-    fields = ("case", "implementation", "kind", "class_name", "status", "reason")
-    return {
-        **{name: getattr(cell, name) for name in fields},
-        "event": "time",
-        "sweep": sweep,
-        "version": "0.1.0" if cell.class_name else "",
-        "samples_s": samples,
-        "peak_extra_bytes": cell.peak_extra_bytes if samples else None,
-        "floor_s": 0.0013,
-    }
+    version = "0.1.0" if cell.class_name else ""
+    time = {"event": "time", "sweep": sweep, "version": version, "samples_s": samples, "floor_s": 0.0013}
+    peak = {"peak_extra_bytes": cell.peak_extra_bytes if samples else None}
+    return time | peak | _list_fields(cell, "case", "implementation", "kind", "class_name", "status", "reason")
+
+
+def _list_fields(cell: MadeCell, *names: str) -> dict[str, Any]:
+    return {name: getattr(cell, name) for name in names}
 
 
 @cache
@@ -255,26 +232,22 @@ def hostile_operators() -> Analysis:
     """Texts that no process of ours prints; analysis files may hold them all the same."""
 
     def rename(result: OperatorResult) -> OperatorResult:
-        return dataclasses.replace(
+        return replace(
             result,
-            case=dataclasses.replace(result.case, operator=HOSTILE, dtype=HOSTILE, work=HOSTILE),
+            case=replace(result.case, operator=HOSTILE, dtype=HOSTILE, work=HOSTILE),
             implementation=HOSTILE,
             class_name=HOSTILE,
             version=HOSTILE,
             kernels=(HOSTILE, "(anonymous namespace)", "::", ""),
-            trials=tuple(dataclasses.replace(trial, reason=HOSTILE) for trial in result.trials),
+            trials=tuple(replace(trial, reason=HOSTILE) for trial in result.trials),
         )
 
     analysis = operators()
-    return dataclasses.replace(analysis, operators=tuple(rename(result) for result in analysis.operators))
-
-
-def _lazily(name: str) -> Callable[[], Analysis]:
-    return lambda: made(name)
+    return replace(analysis, operators=tuple(map(rename, analysis.operators)))
 
 
 EXAMPLES: Final[dict[str, Callable[[], Analysis]]] = {
-    **{name: _lazily(name) for name in RECIPES},
+    **{name: partial(made, name) for name in RECIPES},
     "hostile": hostile,
     "operators": operators,
     "hostile-operators": hostile_operators,

@@ -1,4 +1,4 @@
-"""Run by test_prepare_conversion with Megatron-LM on the path: the conversion tool's parser on lists of arguments.
+"""Run by test_prepare_kills with Megatron-LM on the path: the conversion tool's parser on lists of arguments.
 
 Reads ``{"tool": PATH, "lists": {name: argv}}`` as JSON from stdin, prints name to the parser's complaint, "" for none.
 Of the tool only the function that adds its arguments runs: the rest of it needs a GPU.

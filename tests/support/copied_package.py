@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -57,7 +59,14 @@ class Copy:
         }  # fmt: skip
 
 
-# Wheels that hold one empty module, for pip to install or refuse.
+# An environment, and wheels that hold one empty module, for pip to install or refuse.
+
+
+def make_environment(folder: Path) -> None:
+    """With the pip of the tests' Python: to install a pip takes seconds."""
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "pip").symlink_to(Path(sysconfig.get_path("purelib"), "pip"))
 
 
 def make_wheel(folder: Path, name: str, version: str) -> Path:

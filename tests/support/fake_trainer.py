@@ -44,6 +44,12 @@ def save(value: str) -> None:
         write(template.replace("{rollout_id}", str(number)), f"rollout {number}")
 
 
+def note(value: str) -> None:
+    """PATH:TEXT"""
+    path, _, text = value.partition(":")
+    write(path, text)
+
+
 def write(path: str, text: str) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(handle, text.encode())
@@ -64,6 +70,7 @@ ACTIONS = {
     "child": child,
     "daemon": daemon,
     "save": save,
+    "note": note,
 }
 
 if __name__ == "__main__":

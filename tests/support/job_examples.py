@@ -31,8 +31,9 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import load_bytes, load_hardware, load_run, load_stack, parse_overrides
 from rlk_repro.submit.stage import AuthorFiles, stage
+from rlk_repro.switches import OPS_DIR
 from rlk_repro.workloads.api import Command, Workload
-from rlk_repro.workloads.environment import profile_env, record_env, switch_env
+from rlk_repro.workloads.environment import profile_env, switch_env
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
 QUICK = ("begin", "steps:3:0.001", "end")
@@ -79,7 +80,8 @@ class FakeWorkload(Workload):
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         plain, from_env = profile_env(plan)
-        own = record_env(run_dir.trial(trial.name)) | switch_env(plan, trial)
+        records = {OPS_DIR: str(run_dir.trial(trial.name).ops.absolute())}
+        own = records | switch_env(plan, trial)
         return _make_command(self.by_trial.get(trial.name, self.actions), plain | own, from_env)
 
     def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG002
@@ -107,12 +109,11 @@ def run_example(
     run_dir: RunDir,
     workload: Workload | None = None,
     *,
-    is_resuming: bool = False,
     until: float = 0.0,
     **changes: Any,
 ) -> int:
     place = make_place("node-0", ("node-0",), None, until)
-    return run_agent(run_dir, place, is_resuming=is_resuming, parts=make_parts(workload, **changes))
+    return run_agent(run_dir, place, parts=make_parts(workload, **changes))
 
 
 def statuses(run_dir: RunDir) -> dict[str, str]:
@@ -139,7 +140,7 @@ def find_descendants(run_dir: RunDir) -> list[int]:
 
 
 def main() -> int:
-    return run_example(RunDir(Path(sys.argv[1])), FakeWorkload(actions=sys.argv[2:]), is_resuming=True)
+    return run_example(RunDir(Path(sys.argv[1])), FakeWorkload(actions=sys.argv[2:]))
 
 
 def fill_disk(folder: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rlk_repro.analysis.gates import Evidence
+from rlk_repro.analysis.evidence import Evidence
 from rlk_repro.analysis.noise import find_noise
 from rlk_repro.analysis.sessions import Session, compare_sessions
 from rlk_repro.analysis.verdict import Judgement, judge
@@ -124,8 +124,8 @@ def judge_pairs(
     return judge(evidence, is_exploratory=is_exploratory)
 
 
-def make_whole(trial: Trial, times: Sequence[float], tokens: Sequence[float]) -> TrialResult:
-    """A session that ended well, before its steps are divided by variant."""
+def make_whole(trial: Trial, times: Sequence[float], tokens: Sequence[float], **others: Sequence[float]) -> TrialResult:
+    """A session that ended well, before its steps are divided by variant; ``others`` are further metrics."""
     series = {
         "step_time_s": times,
         "actor_train_time_s": times,
@@ -134,6 +134,7 @@ def make_whole(trial: Trial, times: Sequence[float], tokens: Sequence[float]) ->
         "peak_memory_bytes": [6e10] * len(times),
         "raw_reward": [0.5 + 0.01 * (step % 3) for step in range(len(times))],
         "grad_norm": [1.0] * len(times),
+        **others,
     }
     shown = [Series(metric=name, source="", values=tuple(values), lines=(None,) * len(values))
              for name, values in series.items()]  # fmt: skip

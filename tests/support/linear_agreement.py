@@ -1,8 +1,8 @@
-"""Run by test_integration_linear_agreement with vime, Megatron-LM and RL-Kernel on the path: Megatron's GPTModel in its
-wrappers, through its schedule and vime's own loss, with logits and with hidden states in their place.
+"""Run by test_agreement with vime, Megatron-LM and RL-Kernel on the path: Megatron's GPTModel in
+its wrappers, through its schedule and vime's own loss, with logits and with hidden states instead.
 
 ``python -m tests.support.linear_agreement RANK WORLD FOLDER KIND`` with KIND tensor or context, what the ranks share;
-rank 0 prints one JSON object: differences by setting, and what became of calls that cannot be served.
+rank 0 prints one JSON object: differences by setting.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import itertools
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,14 +33,11 @@ from torch.overrides import TorchFunctionMode
 from vime.backends.megatron_utils import loss as loss_module
 from vime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp, slice_with_cp
 
-from rlk_repro.base.errors import CheckFailed
 from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.output_layers import defer_output_layers
-from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.operators import Case
-
-torch._dynamo.config.disable = True  # vime compiles two functions; here that only costs time
+from tests.support.vime_agreement import OPTIONS
 
 
 class NoAttention(torch.nn.Module):
@@ -67,27 +62,6 @@ class TakeOutput(torch.nn.Module):
 
 VOCABULARY, HIDDEN = 64, 32  # over two ranks there are as many columns as hidden values: no shape tells them apart
 LENGTHS = (((11, 6), (5, 1)), ((9, 4), (14, 9), (4, 2)))  # per microbatch and sample: all tokens, response
-OPTIONS = {
-    "advantage_estimator": "grpo",
-    "allgather_cp": False,
-    "calculate_per_token_loss": False,
-    "entropy_coef": 0.0,
-    "eps_clip": 0.2,
-    "eps_clip_high": 0.28,
-    "get_mismatch_metrics": False,
-    "kl_loss_coef": 0.1,
-    "kl_loss_type": "low_var_kl",
-    "log_probs_chunk_size": -1,
-    "loss_type": "policy_loss",
-    "recompute_loss_function": False,
-    "rollout_temperature": 1.0,
-    "rollout_top_p": 1.0,
-    "use_kl_loss": True,
-    "use_opsm": False,
-    "use_rollout_logprobs": False,
-    "use_tis": False,
-    "use_unbiased_kl": False,
-}
 
 
 class Norm(torch.nn.Module):
@@ -194,8 +168,9 @@ def make_batch(number: int, lengths: tuple[tuple[int, int], ...]) -> dict[str, A
 class Trainer:
     """Passes of vime's actor over the microbatches, and every number that came out of them."""
 
-    def __init__(self, model: Any, **options: Any) -> None:
-        self.model, self.args = model, argparse.Namespace(**OPTIONS | options)
+    def __init__(self, model: Any, *, recompute: bool) -> None:
+        options = OPTIONS | {"recompute_loss_function": recompute}
+        self.model, self.args = model, argparse.Namespace(**options)
         self.core = model
         while hasattr(self.core, "module"):
             self.core = self.core.module
@@ -293,7 +268,7 @@ def compare(**shape: bool) -> dict[str, float]:
     model = make_model(**shape)
     found: dict[str, float] = {}
     for recompute in (False, True):
-        trainer = Trainer(model, recompute_loss_function=recompute)
+        trainer = Trainer(model, recompute=recompute)
         with install(model, ()):
             expected = trainer.run()
         with install(model, ("linear_logp",)) as installation:
@@ -307,62 +282,38 @@ def compare(**shape: bool) -> dict[str, float]:
     return found
 
 
-def find_refusals() -> dict[str, str]:
-    """What becomes of calls that the route cannot serve, or that never reach it."""
-    model = make_model(is_tied=True, is_bf16=False)
-    trainer = Trainer(model)
-    native, group = loss_module.calculate_log_probs_and_entropy, mpu.get_tensor_model_parallel_group()
-    batch = trainer.batches[0]
-    inputs = (batch["input_ids"], None, batch["attention_mask"])
-    shapes = {name: batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
-    with install(model, ("linear_logp",)):
-        routed = loss_module.calculate_log_probs_and_entropy
-        output = model(*inputs)
-        rows, tokens = output.squeeze(0), torch.zeros(output.size(1), dtype=torch.long)
-        calls: dict[str, Callable[[], Any]] = {
-            "trainer's own function": lambda: native(rows, tokens, group),
-            "temperature": Trainer(model, rollout_temperature=0.7).run,
-            "entropy": Trainer(model, entropy_coef=0.1).run,
-            "top-p": lambda: routed(rows, tokens, group, log_prob_keep_mask=torch.ones(1)),
-            "logits": lambda: routed(torch.zeros(4, 64), tokens[:4], group),
-            "labels": lambda: trainer.core(*inputs, labels=batch["input_ids"]),
-            "gathered logits": lambda: trainer.core(*inputs, runtime_gather_output=True),
-            "other losses": lambda: list(loss_module.get_responses(output, args=trainer.args, **shapes)),
-        }
-        return {name: describe(call) for name, call in calls.items()}
-
-
-def describe(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except CheckFailed as error:
-        return error.problems[0].what
-    except RouteFailed as error:
-        return re.split(", (?:got|expected) ", str(error).partition(": ")[2])[0]
-    return "went through"
-
-
 def main() -> None:
     rank, world, folder, kind = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
     tensor, context = (world, 1) if kind == "tensor" else (1, world)
     mpu.initialize_model_parallel(tensor, 1, context_parallel_size=context)
     with OnCpu():
-        result: dict[str, Any] = {name: compare(**shape) for name, shape in find_shapes(tensor)}
-        if kind == "tensor":
-            result["refusals"] = find_refusals()
+        chosen = {name: shape for name, shape in SHAPES.items() if is_possible(shape, tensor)}
+        result = {name: compare(**shape) for name, shape in chosen.items()}
     if rank == 0:
         sys.stdout.write(json.dumps(result) + "\n")
     dist.destroy_process_group()
 
 
-def find_shapes(tensor_parallel: int) -> Iterator[tuple[str, dict[str, bool]]]:
-    kinds = (("untied", "tied"), ("", "sequence parallel"), ("", "fused weight gradients"), ("float32", "bfloat16"))
-    for words in itertools.product(*kinds):
-        flags = [word == second for word, (_, second) in zip(words, kinds, strict=True)]
-        shape = dict(zip(("is_tied", "is_sequence_parallel", "is_fused", "is_bf16"), flags, strict=True))
-        if tensor_parallel > 1 or not shape["is_sequence_parallel"]:
-            yield ", ".join(filter(None, words)), shape
+SHAPES = {
+    "untied": {"is_tied": False, "is_bf16": False},
+    "tied, fused weight gradients, bfloat16": {"is_tied": True, "is_fused": True, "is_bf16": True},
+    "sequence parallel, fused": {
+        "is_tied": False,
+        "is_sequence_parallel": True,
+        "is_fused": True,
+        "is_bf16": False,
+    },
+    "tied, sequence parallel, bfloat16": {
+        "is_tied": True,
+        "is_sequence_parallel": True,
+        "is_bf16": True,
+    },
+}
+
+
+def is_possible(shape: dict[str, bool], tensor_parallel: int) -> bool:
+    return tensor_parallel > 1 or not shape.get("is_sequence_parallel")
 
 
 if __name__ == "__main__":

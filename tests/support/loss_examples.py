@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import rlk_repro
+from rlk_repro.integration.route.api import Route, RouteContext
 
 VOCABULARY = 11
 LENGTHS = ((7, 3), (4, 2), (9, 5))  # prompt and response together, response
@@ -85,13 +86,23 @@ def train_once(module: ModuleType, args: argparse.Namespace, *, num_microbatches
     return numbers
 
 
+def make_loud_route(context: RouteContext) -> Route:
+    """RL-Kernel's stand-in: one percent off the trainer's own function, so that each call shows."""
+
+    def run(call: Any) -> Any:
+        log_probs, entropy = context.native(**call)
+        return log_probs * 1.01, entropy
+
+    return Route(implementation="NativeLogpOp", version="0.1.0", refuse=lambda _: None, run=run)
+
+
 # Two ranks, each a process of its own, forked from one that has imported torch: to import it takes seconds.
 
 
 def run_ranks(run: Callable[..., None], *arguments: Any) -> None:
     """Call ``run(rank, *arguments)`` in both; both must end well."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
+    context.set_forkserver_preload(["rlk_repro.integration.switch", "tests.support.loss_examples"])
     processes = [context.Process(target=run, args=(rank, *arguments)) for rank in range(2)]
     for process in processes:
         process.start()

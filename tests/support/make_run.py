@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO, cast
 
 from rlk_repro.analysis.analyse import analyse
-from rlk_repro.base.clock import format_utc
 from rlk_repro.base.files import dump_json_line, write_json, write_text
 from rlk_repro.base.findings import Finding
 from rlk_repro.base.resources import data_dir, profile_folders
+from rlk_repro.base.units import format_utc
 from rlk_repro.bundle.archive import ArchiveWriter, Member
 from rlk_repro.bundle.gzip_stream import GzipWriter
 from rlk_repro.bundle.seal import pack, seal
@@ -72,23 +72,28 @@ def make_plan_for(recipe: Recipe) -> Plan:
 def make_run(root: Path, recipe: Recipe = Recipe(), change: Callable[[RunDir], None] | None = None) -> RunDir:
     """A run directory with every trial, not analysed; ``change`` is applied last."""
     plan = make_plan_for(recipe)
-    run_dir = RunDir(root)
-    for path, source in (
-        (run_dir.run_yaml, data_dir("jobs") / "smoke.yaml"),
-        (run_dir.stack_yaml, data_dir("manifests") / "stacks" / "host.yaml"),
-        (run_dir.hardware_yaml, data_dir("jobs") / "hardware" / f"{recipe.hardware}.yaml"),
-        (run_dir.profile_yaml, data_dir("jobs") / "profiles" / "local.yaml"),
-    ):
-        write_text(path, source.read_text())
-    write_json(run_dir.plan, make_record(plan, run_dir.run_id))
-    node = run_dir.node("node0")
     facts: dict[str, Section] = {"gpu": {"count": 1, "driver": "580.159.04", "rocm_version": Unknown("no AMD GPU")}}
-    write_json(node.manifest, Manifest(node="node0", sections=facts).to_json())
-    write_records(run_dir, plan)
+    run_dir = write_plan(root, plan, facts)
     for trial in plan.trials:
         _write_trial(run_dir.trial(trial.name), plan, trial, recipe)
     if change is not None:
         change(run_dir)
+    return run_dir
+
+
+def write_plan(root: Path, plan: Plan, facts: dict[str, Section]) -> RunDir:
+    """What a run directory holds beside its trials: the authors' files, the plan and the records of one node."""
+    run_dir = RunDir(root)
+    for path, source in (
+        (run_dir.run_yaml, data_dir("jobs") / f"{plan.run.run}.yaml"),
+        (run_dir.stack_yaml, data_dir("manifests") / "stacks" / f"{plan.stack.stack}.yaml"),
+        (run_dir.hardware_yaml, data_dir("jobs") / "hardware" / f"{plan.hardware.hardware}.yaml"),
+        (run_dir.profile_yaml, data_dir("jobs") / "profiles" / "local.yaml"),
+    ):
+        write_text(path, source.read_text())
+    write_json(run_dir.plan, make_record(plan, run_dir.run_id))
+    write_json(run_dir.node("node0").manifest, Manifest(node="node0", sections=facts).to_json())
+    write_records(run_dir, plan)
     return run_dir
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -99,20 +99,18 @@ def make_rollout(number: int) -> bytes:
 
 LARGE_BYTES = 10_000  # beyond it a file is stored by its sha256, as with git-lfs
 _PATH = re.compile(r"/(?P<kind>datasets/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<rev>[^/]+)/(?P<file>.+)")
-_API = re.compile(r"/api/(?P<kind>models|datasets)/(?P<repo>[^/]+/[^/]+?)(/revision/(?P<rev>[^/?]+))?(\?.*)?")
+_API = re.compile(
+    r"/api/(?P<kind>models|datasets)/(?P<repo>[^/]+/[^/]+?)(/(?P<what>revision|tree)/(?P<rev>[^/?]+))?(\?.*)?"
+)
 
 
 @dataclass
 class HubServer:
-    """What is served: ``repositories[kind/name][commit][file]``, the last commit being the branch's.
-
-    ``instead`` holds files of which another answer is given than was announced.
-    """
+    """What is served: ``repositories[kind/name][commit][file]``, the last commit being the branch's."""
 
     repositories: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
     bytes_per_s: float | None = None
     damaged: set[str] = field(default_factory=set)
-    instead: dict[str, Callable[[BaseHTTPRequestHandler], None]] = field(default_factory=dict)
     gets: Counter[str] = field(default_factory=Counter)
     url: str = ""
 
@@ -128,10 +126,12 @@ class HubServer:
 
 
 def describe(name: str, data: bytes) -> dict[str, object]:
-    """One file in the words of the API."""
-    found: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": git_hash(data)}
+    """One file in the words of the API and of the API's tree."""
+    found: dict[str, object] = {"size": len(data), "rfilename": name, "blobId": git_hash(data)}
+    found |= {"type": "file", "path": name, "oid": git_hash(data)}
     if len(data) > LARGE_BYTES:
-        found["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 130}
+        sha256 = hashlib.sha256(data).hexdigest()
+        found["lfs"] = {"size": len(data), "sha256": sha256, "oid": sha256, "pointerSize": 130}
     return found
 
 
@@ -172,9 +172,9 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             self._refuse("RevisionNotFound")
             return
-        self.hub.gets[f"api {api['repo']}"] += 1
-        siblings = [describe(name, data) for name, data in found[1].items()]
-        body = json.dumps({"id": api["repo"], "sha": found[0], "siblings": siblings, "tags": []}).encode()
+        files = [describe(name, data) for name, data in found[1].items()]
+        answer = files if api["what"] == "tree" else {"id": api["repo"], "sha": found[0], "siblings": files, "tags": []}
+        body = json.dumps(answer).encode()
         self._head(200, {"Content-Type": "application/json", "Content-Length": str(len(body))})
         self.wfile.write(body)
 
@@ -182,14 +182,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(404, {"X-Error-Code": code, "Content-Length": "0"})
 
     def _send_file(self, commit: str, name: str, data: bytes, *, is_head: bool) -> None:
-        if not is_head and name in self.hub.instead:
-            self.hub.instead[name](self)
-            return
         etag = hashlib.sha256(data).hexdigest() if len(data) > LARGE_BYTES else git_hash(data)
-        self._head(200, {"Content-Length": str(len(data)), "X-Repo-Commit": commit, "ETag": f'"{etag}"'})
+        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        headers = {"Content-Length": str(len(data) - start), "X-Repo-Commit": commit, "ETag": f'"{etag}"'}
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self._head(206 if start else 200, headers)
         if not is_head:
             self.hub.gets[name] += 1
-            self._trickle(data[::-1] if name in self.hub.damaged else data)
+            self._trickle((data[::-1] if name in self.hub.damaged else data)[start:])
 
     def _trickle(self, data: bytes) -> None:
         speed = self.hub.bytes_per_s

@@ -7,13 +7,15 @@ documentation of amdgpu and KFD for an MI300X.
 from __future__ import annotations
 
 import ctypes
-import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from rlk_repro.base import proc
 
 UUIDS = ("GPU-4f71446f-dd45-be62-5d17-363fc230afea", "GPU-4f71446f-dd45-be62-5d17-363fc230afeb")
 
@@ -22,26 +24,17 @@ HOST = {
     "/proc/sys/kernel/osrelease": "6.8.0-60-generic\n",
     "/proc/cmdline": "BOOT_IMAGE=/vmlinuz root=UUID=1234 ro iommu=pt ip=10.0.0.7::10.0.0.1 -- --token abc\n",
     "/proc/sys/kernel/numa_balancing": "1\n",
-    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n",
     "/proc/sys/kernel/random/boot_id": "5c4f\n",
-    "/proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
     "/proc/cpuinfo": "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8480C\nprocessor\t: 1\n",
     "/proc/meminfo": "MemTotal:       2113513028 kB\nMemAvailable:   2000000000 kB\nSwapTotal:             0 kB\n",
     "/proc/loadavg": "0.50 0.25 0.10 1/2000 12345\n",
-    "/proc/uptime": "86400.12 1000.00\n",
-    "/proc/mounts": "overlay / overlay rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nx@o2ib:/fs /scratch lustre rw 0 0\n",
-    "/proc/4711/comm": "raylet\n",
-    "/proc/4712/comm": "ray::IDLE\n",
-    "/proc/4713/comm": "ray::IDLE\n",
-    "/proc/4714/comm": "python3\n",
     "/proc/self/cgroup": "0::/system.slice/job_7/step_0\n",
     "/etc/os-release": 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\nID=ubuntu\n',
-    "/sys/devices/system/cpu/cpu0/topology/physical_package_id": "0\n",
-    "/sys/devices/system/cpu/cpu1/topology/physical_package_id": "1\n",
     "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n",
     "/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave\n",
     "/sys/devices/system/cpu/smt/active": "1\n",
-    "/sys/devices/system/node/online": "0-1\n",
+    "/sys/devices/system/node/node0/cpulist": "0\n",
+    "/sys/devices/system/node/node1/cpulist": "1\n",
     "/sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
     "/sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
     "/sys/fs/cgroup/cgroup.controllers": "cpu memory\n",
@@ -69,18 +62,7 @@ NETWORK = {
     "/sys/module/nvidia_peermem/version": "580.159.04\n",
     "/sys/module/gdrdrv/refcnt": "0\n",
 }
-NVIDIA = {
-    "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release\n"
-    "GCC version:  gcc version 15.3.0 (GCC)\n",
-    "/dev/nvidia-caps-imex-channels/channel0": "",
-    "/usr/local/cuda/compat/libcuda.so.580.95.05": "",
-    "/etc/cdi/nvidia.yaml": "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\n",
-    "/var/run/cdi/k8s.json": '{"cdiVersion": "0.7.0"}',
-}
-SMI_DEVICE = (
-    "{index}, NVIDIA H200, {uuid}, 00000000:0{index}:06.0, 96.00.A5.00.1A, 9.0, 143771, 0, Enabled, 0, 0, 405, 3201, "
-    "1980, 3201, 1980, 3201, 700.00, 700.00, Disabled, Enabled, Default, 5, 5, 16, 36"
-)
+NVIDIA = {"/usr/local/cuda/compat/libcuda.so.580.95.05": ""}
 TOPOLOGY = (
     "\t\x1b[4mGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
     "GPU0\t X \tNV18\tPIX\tSYS\t0-55\t0\t\tN/A\n"
@@ -89,14 +71,7 @@ TOPOLOGY = (
     "NIC1\tSYS\tPIX\tSYS\t X \t\t\t\t\n\n"
     "Legend:\n\n  X    = Self\n\nNIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: mlx5_1\n"
 )
-SMI_ANSWERS = {
-    "--query-gpu=index,name": "\n".join(SMI_DEVICE.format(index=index, uuid=uuid) for index, uuid in enumerate(UUIDS)),
-    "--query-gpu=driver_version": "580.159.04\n580.159.04",
-    "--query-gpu=index,uuid,memory.used": f"0, {UUIDS[0]}, 4715\n1, {UUIDS[1]}, 600",
-    "--query-compute-apps": f"{UUIDS[0]}, 404",
-    "--version": "NVIDIA-SMI version  : 580.159.04\nCUDA Version        : 13.0",
-    "topo": TOPOLOGY,
-}
+SMI_ANSWERS = {"topo": TOPOLOGY}
 
 AMD_DEVICE = {
     "product_name": "AMD Instinct MI300X OAM\n",
@@ -106,13 +81,11 @@ AMD_DEVICE = {
     "mem_info_vram_used": "297795584\n",
     "current_compute_partition": "SPX\n",
     "current_memory_partition": "NPS1\n",
-    "pp_dpm_sclk": "0: 132Mhz *\n1: 2100Mhz\n",
+    "pp_dpm_sclk": "S: 132Mhz *\n0: 500Mhz\n1: 2100Mhz\n",
     "pp_dpm_mclk": "0: 900Mhz *\n1: 1300Mhz\n",
     "hwmon/hwmon3/power1_cap": "750000000\n",
-    "hwmon/hwmon3/power1_cap_default": "750000000\n",
     "ras/umc_err_count": "ue: 0\nce: 2\n",
     "ras/gpu_vram_bad_pages": "0x00001001 : 0x00001000 : R\n0x00001002 : 0x00001000 : P\n",
-    "current_link_speed": "32.0 GT/s PCIe\n",
     "current_link_width": "16\n",
 }
 
@@ -149,6 +122,27 @@ def write_tree(root: Path, files: Mapping[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
+
+
+IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
+DATED = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
+
+
+def git(folder: Path, *words: str) -> str:
+    done = proc.run(["git", *IDENTITY, *words], cwd=folder, env=os.environ | DATED)
+    assert done.is_ok, done.stderr
+    return done.stdout.strip()
+
+
+def commit_files(folder: Path, files: Mapping[str, str], message: str = "a") -> str:
+    """The commit that holds these files and all others of the folder."""
+    write_tree(folder, files)
+    if not (folder / ".git").is_dir():
+        git(folder, "init", "-q", "-b", "main")
+        git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
+    git(folder, "add", "--all")
+    git(folder, "commit", "-q", "--allow-empty", "-m", message)
+    return git(folder, "rev-parse", "HEAD")
 
 
 def write_amd(root: Path, **changes: str) -> Path:
@@ -194,6 +188,7 @@ class FabricInfo(ctypes.Structure):
         ("status", ctypes.c_uint),
         ("cliqueId", ctypes.c_uint32),
         ("state", ctypes.c_uint),
+        ("healthMask", ctypes.c_uint32),
     )
 
 
@@ -201,7 +196,6 @@ class FakeNvml:
     """Two H200 on an NVLink fabric, as pynvml would answer; ``refused`` names the functions that raise."""
 
     NVMLError = NVMLError
-    NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
     NVML_VOLATILE_ECC = 0
     NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
@@ -239,11 +233,7 @@ def _fill_fabric(_: int, info: Any) -> None:
     fabric.state, fabric.cliqueId = 3, 32766
 
 
-def _processes(gpu: int) -> list[Any]:
-    pair = [SimpleNamespace(pid=404), SimpleNamespace(pid=9)]
-    return [] if gpu else pair
-
-
+PROCESSES = [SimpleNamespace(pid=404), SimpleNamespace(pid=9)]
 # A value, or a function of the arguments; the handle of a GPU is its index.
 NVML_ANSWERS: dict[str, Any] = {
     "nvmlInit": None,
@@ -255,7 +245,7 @@ NVML_ANSWERS: dict[str, Any] = {
     "c_nvmlGpuFabricInfoV_t": FabricInfo,
     "nvmlDeviceGetCount": 2,
     "nvmlDeviceGetHandleByIndex": lambda index: index,
-    "nvmlDeviceGetName": b"NVIDIA H200",
+    "nvmlDeviceGetName": "NVIDIA H200",
     "nvmlDeviceGetUUID": lambda gpu: UUIDS[gpu],
     "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=f"00000000:0{gpu}:06.0"),
     "nvmlDeviceGetVbiosVersion": "96.00.A5.00.1A",
@@ -268,23 +258,24 @@ NVML_ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetMaxClockInfo": lambda _, kind: 1980 if kind == 1 else 3201,
     "nvmlDeviceGetApplicationsClock": lambda _, kind: 1980 if kind == 1 else 3201,
     "nvmlDeviceGetEnforcedPowerLimit": 700000,
-    "nvmlDeviceGetPowerManagementDefaultLimit": 700000,
     "nvmlDeviceGetMigMode": [0, 0],
-    "nvmlDeviceGetPersistenceMode": 1,
     "nvmlDeviceGetComputeMode": 0,
     "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: 0x44 if gpu else 0x1,
-    "nvmlDeviceGetCurrPcieLinkGeneration": 5,
-    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
     "nvmlDeviceGetCurrPcieLinkWidth": 16,
-    "nvmlDeviceGetTemperature": 36,
     "nvmlDeviceGetNvLinkState": _link_state,
     "nvmlDeviceGetGpuFabricInfoV": _fill_fabric,
-    "nvmlDeviceGetComputeRunningProcesses": _processes,
+    "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [] if gpu else PROCESSES,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97),
+    "nvmlDeviceGetPowerUsage": 512_500,
+    "nvmlDeviceGetTemperature": 61,
 }
 NVML_FUNCTIONS = sorted(name for name in NVML_ANSWERS if name.startswith(("nvmlDevice", "nvmlSystem")))
 
 
-AMD_SMI_LIST = json.dumps([
-    {"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X"}, "bus": {"bdf": "0000:0c:00.0"}},
-    {"gpu": 1, "asic": {"market_name": "N/A"}, "bus": {"bdf": "0000:1c:00.0"}},
-])  # fmt: skip
+def write_program(folder: Path, name: str = "program") -> tuple[Path, Path]:
+    """Return a program, and the file that exists once the program has run."""
+    mark = folder / f"{name} ran"
+    path = folder / name
+    path.write_text(f'#!/bin/sh\ntouch "{mark}"\ncat\n')
+    path.chmod(0o755)
+    return path, mark

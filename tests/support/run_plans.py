@@ -68,7 +68,7 @@ def make_tier_plan(
     )
 
 
-# Clusters as Slurm's clients describe them: GRES with and without types, block topology, accounts, old and new.
+# Clusters as Slurm's clients describe them: GRES with and without types, block topology, old and new.
 
 
 CONFIG = (
@@ -87,7 +87,6 @@ MI300X_POOLS = "amd*|up|infinite|4|idle|(null)|mi300x\n"
 BLOCKS = (
     "BlockName=b1 BlockIndex=0 Nodes=gb[01-18] BlockSize=18\nBlockName=b2 BlockIndex=1 Nodes=gb[19-36] BlockSize=18\n"
 )
-ASSOCIATIONS = "alpha|\nbeta|batch\n"
 
 
 def write_slurm(
@@ -96,7 +95,6 @@ def write_slurm(
     pools: str = H200_POOLS,
     config: Mapping[str, str] | None = None,
     topology: str = "",
-    associations: str = "",
     srun: str = "      --container-image=[USER@][REGISTRY#]IMAGE\n",
     refusal: str = "",
 ) -> None:
@@ -116,7 +114,6 @@ def write_slurm(
     show |= {"show topology": topology} if topology else {}
     write_tool(folder, "scontrol", show)
     write_tool(folder, "srun", {"--help": srun, "--version": "slurm"})
-    write_tool(folder, "sacctmgr", {"--noheader --parsable2 show associations": associations})
     for name in ("squeue", "scancel"):
         write_tool(folder, name, {"--version": "slurm"})
     answers = {"--version": "slurm", **({} if refusal else {"--test-only": "\n"})}

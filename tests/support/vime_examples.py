@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from pydantic import BaseModel
+
+from rlk_repro.base import proc
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
@@ -91,6 +96,24 @@ def make_config(model: VimeModel) -> dict[str, Any]:
 
 
 def with_workload(plan: Plan, **changes: Any) -> Plan:
-    """The same plan with other settings in its workload, not validated again: for the rules alone."""
+    """The same plan with other settings in its workload, not validated again; of a part, only the named settings."""
+    old = {name: getattr(plan.run.workload, name) for name in changes}
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(old[name], BaseModel):
+            changes[name] = old[name].model_copy(update=value)
     workload = plan.run.workload.model_copy(update=changes)
     return dataclasses.replace(plan, run=plan.run.model_copy(update={"workload": workload}))
+
+
+def patch_megatron(folder: Path) -> Path:
+    """Megatron-LM with vime's patch, as images have it: some models' arguments are the patch's own."""
+    source, patch = (
+        Path(os.environ["MEGATRON_SRC"]),
+        Path(os.environ["VIME_SRC"]) / "docker/patch/latest/megatron.patch",
+    )
+    if proc.run(["git", "apply", "--reverse", "--check", str(patch)], cwd=source).is_ok:
+        return source
+    shutil.copytree(source / "megatron", folder / "megatron")
+    applied = proc.run(["git", "apply", str(patch)], cwd=folder)
+    assert applied.is_ok, applied.stderr
+    return folder

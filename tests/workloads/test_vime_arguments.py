@@ -11,7 +11,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +25,9 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.vime.contract import Flag, load_contract
 from tests import ROOT
 from tests.support.slurm.examples import plan_for
-from tests.support.vime_examples import COMMIT, all_lists, list_runs, trial_argv
+from tests.support.vime_examples import COMMIT, all_lists, list_runs, patch_megatron, trial_argv
 
 REPOSITORY = ROOT
-PATCH = "docker/patch/latest/megatron.patch"
 needs_sources = pytest.mark.skipif(
     not {"VIME_SRC", "MEGATRON_SRC"} <= os.environ.keys(), reason="VIME_SRC or MEGATRON_SRC unset"
 )
@@ -37,15 +35,7 @@ needs_sources = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def megatron(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Megatron-LM with vime's patch, as images have it."""
-    source, patch = Path(os.environ["MEGATRON_SRC"]), Path(os.environ["VIME_SRC"]) / PATCH
-    if proc.run(["git", "apply", "--reverse", "--check", str(patch)], cwd=source).is_ok:
-        return source
-    patched = tmp_path_factory.mktemp("megatron")
-    shutil.copytree(source / "megatron", patched / "megatron")
-    applied = proc.run(["git", "apply", str(patch)], cwd=patched)
-    assert applied.is_ok, applied.stderr
-    return patched
+    return patch_megatron(tmp_path_factory.mktemp("megatron"))
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +119,6 @@ def spell(flag: str, definition: Flag, given: tuple[str, ...]) -> set[str]:
 
 def _evaluate(value: str) -> Any:
     return eval(value, {"__builtins__": {}}) if re.fullmatch(r"[\[\]0-9*+, ()]+", value) else value
-
-
-@needs_sources
-def test_the_lists_are_as_long_as_the_matrix(lists: list[Any]) -> None:
-    names = [name for name, *_ in lists]
-    assert len(names) == len(set(names))
-    assert {name.partition(".")[0] for name in names} >= {"qwen3-4b", "qwen3-30b-a3b", "vime-smoke"}
 
 
 @needs_sources

@@ -1,9 +1,8 @@
-"""From a plan to the reference trainer's command."""
+"""From a plan to the commands of the reference trainer and of the module and operator tiers."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,27 +13,26 @@ from rlk_repro import switches
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.files import load_json, write_json
+from rlk_repro.bench import module_arguments
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.refengine.arguments import parse_args
-from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.html import render_html
 from rlk_repro.report.markdown import render_markdown
 from rlk_repro.rundir.differences import Kind, Started, compare
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import GateStatus
-from rlk_repro.spec import ReferenceWorkload
+from rlk_repro.spec import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
 from rlk_repro.spec.values import ENABLED
 from rlk_repro.submit import finishing, planning
 from rlk_repro.submit.show import plan_lines
-from rlk_repro.switches import ENGINES_DIR, LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
+from rlk_repro.switches import ENGINES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
 from rlk_repro.workloads import WORKLOADS, environment
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.differences import find_undeclared, list_differences, read_differences
 from rlk_repro.workloads.environment import resolve_env
-from tests import ROOT
 from tests.support.job_examples import PROFILE, SETTINGS, make_example_plan
 from tests.support.make_run import finish_run, make_run
-from tests.support.run_plans import list_all_plans, make_run_plan
+from tests.support.run_plans import list_all_plans, make_run_plan, make_tier_plan
 from tests.support.vime_examples import list_plans
 
 REFERENCE = WORKLOADS["reference"]
@@ -51,20 +49,10 @@ def test_variants_differ_in_the_declared_switches_and_where_they_write() -> None
     found = commands(make_example_plan()[0])
     baseline, enabled = found[FIRST], found[SECOND]
     assert baseline.argv == enabled.argv
-    assert enabled.env == dict(baseline.env) | {
-        "VIME_RL_KERNEL": "1",
-        "VIME_RL_KERNEL_MODE": "auto",
-        "VIME_RL_KERNEL_OPS": "logp,ratio_kl",
-        "RLK_REPRO_OPS_DIR": f"/runs/a b/{{x}}/trials/{SECOND}/ops",
-        "RLK_REPRO_LIBRARIES_DIR": f"/runs/a b/{{x}}/trials/{SECOND}/libraries",
-    }
-    assert baseline.env == {
-        "PYTHONHASHSEED": "0",
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",
-        "RLK_REPRO_OPS_DIR": f"/runs/a b/{{x}}/trials/{FIRST}/ops",
-        "RLK_REPRO_LIBRARIES_DIR": f"/runs/a b/{{x}}/trials/{FIRST}/libraries",
-    }
+    fixed = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    switches = {SWITCH: "1", SWITCH_MODE: "auto", SWITCH_OPS: "logp,ratio_kl"}
+    assert baseline.env == {**fixed, OPS_DIR: f"/runs/a b/{{x}}/trials/{FIRST}/ops"}
+    assert enabled.env == {**fixed, **switches, OPS_DIR: f"/runs/a b/{{x}}/trials/{SECOND}/ops"}
 
 
 def test_every_flag_is_the_trainers_and_every_setting_arrives() -> None:
@@ -90,7 +78,7 @@ def test_the_live_lane_stores_nothing_and_the_train_only_lane_reads_what_was_sto
     for seed, command in stored.items():
         assert "RLK_REPRO_OPS_DIR" not in command.env
         args = parse_args(command.argv[3:])
-        assert (args.seed, args.num_rollout, args.debug_rollout_only) == (seed, plan.num_steps, False)
+        assert (args.seed, args.num_rollout) == (seed, plan.num_steps)
         assert args.save_debug_rollout_data == f"/runs/a b/{{x}}/rollouts/{seed}/{{rollout_id}}.pt"
     for command in commands(plan).values():
         args = parse_args(command.argv[3:])
@@ -151,12 +139,6 @@ def test_more_than_one_process_is_refused() -> None:
 
 
 PLANS = dict([*list_all_plans(), *list_plans()])
-EVIDENCE = ROOT / "docs" / "evidence"
-PAIRED = sorted(
-    path
-    for path in EVIDENCE.glob("*.tgz")
-    if not re.search("operators|sessions|random|replay|record|027c809|202f0e3|compile", path.name)
-)
 SWITCHES = {SWITCH, SWITCH_MODE, SWITCH_OPS}
 Change = Callable[[Command], Command]
 
@@ -175,23 +157,18 @@ def test_a_shipped_plan_differs_in_the_declared_switches_only(name: str) -> None
         return
     assert {item.name for item in found if item.kind is Kind.SWITCH} == SWITCHES
     engines = {ENGINES_DIR} if plan.run.workload.compares_engines else set()
-    assert {item.name for item in found if item.kind is Kind.FOLDER} == {OPS_DIR, LIBRARIES_DIR} | engines
-    assert len(found) == 5 + len(engines)
+    assert {item.name for item in found if item.kind is Kind.FOLDER} == {OPS_DIR} | engines
+    assert len(found) == 4 + len(engines)
     assert find_undeclared(plan) == []
-    values = {item.name: (item.baseline, item.enabled) for item in found}
-    assert values[SWITCH_OPS] == ("not set", ",".join(plan.ops))
-    assert values[OPS_DIR][0] == "{run_dir}/trials/<nn>-<pair>-baseline/ops"
 
 
 @pytest.mark.parametrize(
     ("argv", "env", "expected"),
     [
         ("train.py --seed 2", {}, "--seed 1 2"),
-        ("train.py --seed 1 --use-tis", {}, "--use-tis not set given"),
         ("train.py", {}, "--seed 1 not set"),
         ("other.py --seed 1", {}, "program train.py other.py"),
         ("train.py --seed 1", {"NCCL_ALGO": "Ring"}, "NCCL_ALGO not set Ring"),
-        ("train.py --seed 1", {"RLK_REPRO_ENTROPY_METRIC": "0"}, "RLK_REPRO_ENTROPY_METRIC not set 0"),
         ("train.py --seed 1", {OPS_DIR: "/elsewhere"}, f"{OPS_DIR} not set /elsewhere"),
     ],
 )
@@ -268,9 +245,66 @@ def test_a_report_shows_what_was_recorded_and_the_gate_agrees(tmp_path: Path) ->
         assert "NOT DECLARED: NCCL" in text.replace("\\", "")
 
 
-@pytest.mark.parametrize("bundle", PAIRED, ids=lambda path: path.name)
-def test_the_pairs_of_the_evidence_differed_in_the_switches_only(bundle: Path) -> None:
-    analysis, context = load_result(bundle, is_linked=False)
-    assert {item.name for item in context.differences if item.kind is Kind.SWITCH} == SWITCHES
-    assert Kind.UNDECLARED not in {item.kind for item in context.differences}
-    assert "- variants differ in: " in render_markdown(analysis, context)
+# The module and the operator tier.
+
+
+MODULE, OPERATORS = WORKLOADS["module"], WORKLOADS["operators"]
+
+
+def test_every_setting_of_the_module_tier_arrives_under_vimes_name() -> None:
+    settings = ["workload.grpo.calculate_per_token_loss=true", "workload.grpo.use_tis=true",
+                "workload.grpo.advantage_estimator=gspo", "workload.batch.num_microbatches=3"]  # fmt: skip
+    plan = make_tier_plan("module-smoke", *settings, "measure.scored_steps=5")
+    argv = MODULE.trainer_command(plan, plan.trials[0], RUN_DIR).argv
+    assert argv[:3] == (sys.executable, "-m", "rlk_repro.bench.module")
+    args = module_arguments.parse_args(argv[3:])
+    workload = plan.run.workload
+    assert isinstance(workload, ModuleWorkload)
+    expected = workload.batch.model_dump() | workload.grpo.model_dump()
+    assert {name: getattr(args, name) for name in expected} == expected
+    assert (args.seed, args.num_rollout, args.device, args.tensor_model_parallel_size) == (1234, 6, "cpu", 1)
+
+
+def test_a_split_vocabulary_has_a_process_per_rank() -> None:
+    plan = make_tier_plan("module-qwen3-4b-tp2", hardware="h200")
+    argv = MODULE.trainer_command(plan, plan.trials[0], RUN_DIR).argv
+    assert argv[1:8] == (
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "rlk_repro.bench.module"),
+    )
+    args = module_arguments.parse_args(argv[8:])
+    assert (args.device, args.tensor_model_parallel_size, args.vocab_size) == ("cuda", 2, 151936)
+
+
+def test_without_the_entropy_metric_both_variants_are_told_so_whatever_the_shell_says() -> None:
+    for setting, expected in (("false", "0"), ("true", None)):
+        plan = make_tier_plan("module-smoke", f"entropy_metric={setting}")
+        for trial in plan.trials:
+            command = MODULE.trainer_command(plan, trial, RUN_DIR)
+            env = resolve_env(command, {"RLK_REPRO_ENTROPY_METRIC": "left over"})
+            assert env.get("RLK_REPRO_ENTROPY_METRIC") == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("gpus_per_node=2", "does not fit tensor_parallel, got 2, expected 1, one GPU per rank"),
+        ("num_nodes=2", "the module tier can only split the vocabulary over the GPUs of one node"),
+    ],
+)
+def test_other_layouts_of_the_module_tier_are_refused(setting: str, problem: str) -> None:
+    plan = make_tier_plan("module-smoke", f"layouts.h200.{setting}", hardware="h200")
+    (found,) = MODULE.find_problems(plan)
+    where = f"run module-smoke: layouts.h200.{setting.partition('=')[0]}"
+    assert str(found).startswith(f"{where}: {problem}")
+
+
+def test_a_trial_gets_the_whole_suite_and_its_sweeps() -> None:
+    plan = make_tier_plan("operators-smoke", "measure.scored_steps=3", "workload.implementations=[torch-compile]")
+    command = OPERATORS.trainer_command(plan, plan.trials[0], RUN_DIR)
+    assert command.argv[:-1] == (
+        *(sys.executable, "-m", "rlk_repro.bench.operators"),
+        *("--seed", "1234", "--num-rollout", "3", "--device", "cpu", "--suite"),
+    )
+    assert OperatorsWorkload.model_validate_json(command.argv[-1]) == plan.run.workload
+    assert OPERATORS.rollout_commands(plan, RUN_DIR) == {}

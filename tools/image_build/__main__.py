@@ -14,20 +14,18 @@ STEPS: Final = {
     "inputs": "inputs.check_inputs",
     "transformer-engine": "locked.install_transformer_engine",
     "package": "package.install_package",
-    "gfx": "gfx.check_gfx",
     "vime": "locked.install_vime",
     "sources": "locked.install_sources",
     "rl-kernel": "kernels.install",
     "imports": "locked.check_imports",
-    "sbom": "locked.write_sbom",
-    "record": "write_record.write_record",
+    "record": "package.write_record",
 }
 """The function of each step; only its own module is imported, because the first steps run before any installation."""
 
 
 def run_step(step: str) -> None:
     if is_locked():
-        from tools.image_build.toolkit import use_toolkit
+        from tools.image_build.locked import use_toolkit
 
         os.environ.update(use_toolkit(os.environ))
     module, _, name = STEPS[step].partition(".")

@@ -5,18 +5,18 @@ This module uses the standard library only, because it runs before anything is i
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.errors import CheckFailed, Problem, SpecError
+from rlk_repro.images.record import ARCHITECTURES
+from rlk_repro.operators import Platform
 from rlk_repro.probes.container import LOCK, find_record
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
@@ -25,6 +25,9 @@ COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 BASE_PACKAGES: Final = Path(find_record()).with_name("base-packages.json")
 ADDED_PACKAGES: Final = BASE_PACKAGES.with_name("added-packages.json")
+MI300X: Final = "gfx942"
+ROCM_LIBRARIES: Final = ("lib/rocblas/library", "lib/hipblaslt/library")
+_GPU: Final = re.compile(r"gfx[0-9a-f]{3,4}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,6 @@ class Inputs:
     base_name: str
     base_digest: str
     stack: str
-    gpu_platform: str
     image_platform: str
     revision: str
     source_date_epoch: str
@@ -42,23 +44,40 @@ class Inputs:
     vime_commit: str
     rl_kernel_repository: str
     rl_kernel_commit: str
-    rl_kernel_architectures: str
 
     @property
-    def architectures(self) -> tuple[str, ...]:
-        return tuple(self.rl_kernel_architectures.split())
+    def gpu_platform(self) -> str:
+        return self.image_platform.partition("-")[0]
+
+    @property
+    def architectures(self) -> list[str]:
+        """The GPUs to compile for, such as ``80``; with ``90``, Hopper's own files get ``90a``."""
+        if self.gpu_platform != Platform.CUDA:
+            return []
+        numbers = [name.removeprefix("sm_") for name in ARCHITECTURES[Platform.CUDA]]
+        return sorted(filter(str.isdecimal, numbers), key=int)
 
 
 NAMES: Final = tuple(field.name.upper() for field in fields(Inputs))
 
 
-def read_inputs(environ: Mapping[str, str] | None = None) -> Inputs:
+_FORMS: Final = (
+    ("BASE_DIGEST", DIGEST, "a tag can move", "sha256:<64 hex digits>"),
+    ("VIME_REPOSITORY", REPOSITORY, "not a repository that can be fetched", "https://…"),
+    ("RL_KERNEL_REPOSITORY", REPOSITORY, "not a repository that can be fetched", "https://…"),
+    ("VIME_COMMIT", COMMIT, "a branch or a tag can move", "40 hex digits"),
+    ("RL_KERNEL_COMMIT", COMMIT, "a branch or a tag can move", "40 hex digits"),
+    ("REVISION", COMMIT, "a branch or a tag can move", "40 hex digits"),
+    ("SOURCE_DATE_EPOCH", re.compile("[0-9]+"), "no time", "seconds since 1970"),
+)
+
+
+def read_inputs(given: Mapping[str, str] = os.environ) -> Inputs:
     """Read the arguments from the environment.
 
     Raises:
         SpecError: an argument is missing, or names what can change: an image's tag, or a branch instead of a commit.
     """
-    given = os.environ if environ is None else environ
     problems = list(_find_problems(given))
     if problems:
         raise SpecError(*problems)
@@ -68,28 +87,16 @@ def read_inputs(environ: Mapping[str, str] | None = None) -> Inputs:
 def _find_problems(given: Mapping[str, str]) -> Iterator[Problem]:
     hint = "rlk-repro images build --dry-run prints the whole command line"
     for name in NAMES:
-        if not given.get(name) and not (name == "RL_KERNEL_ARCHITECTURES" and given.get("GPU_PLATFORM") == "rocm"):
+        if not given.get(name):
             yield Problem(f"build argument {name}", "missing", hint=hint)
-    digest = given.get("BASE_DIGEST")
-    if digest and not DIGEST.fullmatch(digest):
-        yield Problem("build argument BASE_DIGEST", "a tag can move", got=digest, expected="sha256:<64 hex digits>")
-    for name in ("VIME_REPOSITORY", "RL_KERNEL_REPOSITORY"):
+    for name, form, what, expected in _FORMS:
         value = given.get(name)
-        if value and not REPOSITORY.fullmatch(value):
-            yield Problem(
-                f"build argument {name}", "not a repository that can be fetched", got=value, expected="https://…"
-            )
-    here = f"{given.get('GPU_PLATFORM')}-{MACHINES.get(platform.machine(), platform.machine())}"
-    if given.get("IMAGE_PLATFORM", here) != here:
-        yield Problem("build argument IMAGE_PLATFORM", "differs from this machine's", got=given["IMAGE_PLATFORM"],
-                      expected=here)  # fmt: skip
-    for name in ("VIME_COMMIT", "RL_KERNEL_COMMIT", "REVISION"):
-        value = given.get(name)
-        if value and not COMMIT.fullmatch(value):
-            yield Problem(f"build argument {name}", "a branch or a tag can move", got=value, expected="40 hex digits")
-    epoch = given.get("SOURCE_DATE_EPOCH")
-    if epoch and not epoch.isdecimal():
-        yield Problem("build argument SOURCE_DATE_EPOCH", "no time", got=epoch, expected="seconds since 1970")
+        if value and not form.fullmatch(value):
+            yield Problem(f"build argument {name}", what, got=value, expected=expected)
+    here, wanted = MACHINES.get(platform.machine(), platform.machine()), given.get("IMAGE_PLATFORM")
+    if wanted and wanted.partition("-")[2] != here:
+        where = "build argument IMAGE_PLATFORM"
+        yield Problem(where, "differs from this machine's", got=wanted, expected=f"cuda-{here}")
 
 
 def is_locked() -> bool:
@@ -98,7 +105,9 @@ def is_locked() -> bool:
 
 
 def check_inputs(inputs: Inputs) -> None:
-    """Where the stack has a lock, check that the packages fit the lock and each other; the arguments are checked."""
+    """Check the base for ROCm; where the stack has a lock, that packages fit it and each other."""
+    if inputs.gpu_platform == Platform.ROCM:
+        check_gfx()
     if is_locked():
         from rlk_repro.images.stacks import get_stack
         from tools.image_build.locked import check_packages, check_requirements
@@ -107,17 +116,19 @@ def check_inputs(inputs: Inputs) -> None:
         check_requirements()
 
 
-def list_packages() -> dict[str, str]:
-    """Return the version of each installed package by name; of two copies, the version that Python imports."""
-    found: dict[str, str] = {}
-    for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution.version or "unknown")
-    return found
+def check_gfx(rocm: Path = Path("/opt/rocm")) -> None:
+    """Refuse a base whose kernels are only for other GPUs; vime's Dockerfile deletes those of others.
 
-
-def keep_base_packages(packages: Mapping[str, str]) -> None:
-    """Record the packages of the base image before the build adds any."""
-    BASE_PACKAGES.parent.mkdir(parents=True, exist_ok=True)
-    BASE_PACKAGES.write_text(json.dumps(packages, sort_keys=True, indent=1) + "\n")
+    Raises:
+        CheckFailed: the error lists the GPUs of every library.
+    """
+    problems = []
+    for name in ROCM_LIBRARIES:
+        names = " ".join(file.name for file in (rocm / name).rglob("*gfx*"))
+        found = sorted(set(_GPU.findall(names)))
+        if MI300X not in found:
+            hint = f"build vime's docker/Dockerfile.rocm with GPU_ARCH={MI300X} and GFX_ARCH={MI300X}"
+            what = "has no kernels for these GPUs"
+            problems.append(Problem(str(rocm / name), what, got=found, expected=MI300X, hint=hint))
+    if problems:
+        raise CheckFailed(*problems)

@@ -1,4 +1,10 @@
-"""Run the steps that only a stack with a lock has: check packages, compile TransformerEngine, install sources."""
+"""Run the steps that only a stack with a lock has: check packages, compile TransformerEngine, install sources.
+
+nvcc, headers and libraries of the lock's packages become one CUDA toolkit that compilers and linkers find.  The
+packages hold only what a program needs to run.  A linker also needs names of libraries without versions, a
+folder lib64, and the driver's library.  No package has the latter, so a stand-in is compiled with the driver's
+functions that extensions here call.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
-from importlib import metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,23 +21,26 @@ from rlk_repro.base import git, proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.files import sha256_bytes, write_text
 from rlk_repro.base.trees import hash_tree
-from rlk_repro.images.environment import SBOM_LOCK, source_requirement
-from rlk_repro.images.lock import read_lock
-from rlk_repro.images.stacks import get_stack
+from rlk_repro.images.environment import source_requirement
+from rlk_repro.images.stacks import get_stack, read_lock
 from rlk_repro.probes.checkout import probe_checkout
 from rlk_repro.probes.code import normalise
 from rlk_repro.spec import ImagePlatform, Stack
-from tools.image_build.inputs import Inputs, list_packages
+from tools.image_build.inputs import Inputs
 from tools.image_build.kernels import OFFLINE, stub_environment
-from tools.image_build.package import OURS, pip_install
-from tools.rl_kernel.build import require_done
+from tools.image_build.package import OURS, list_packages
+from tools.rl_kernel.build import pip_install, require_done
 from tools.rl_kernel.source import fetch
 
 TIMEOUT_S: Final = 900.0
 NO_COMMIT: Final = ("not our ref", "couldn't find remote ref")
-LOST: Final = "the repository does not have this commit (any more): rlk-repro images pin resolves the pins again"
+LOST: Final = "the repository does not have this commit (any more): pin another one in the stack"
 # git keeps here when and from where it fetched
 TRACES: Final = ("FETCH_HEAD", "ORIG_HEAD", "logs", "gc.log")
+PACKAGES: Final = Path(sysconfig.get_path("purelib"))
+CUDA: Final = PACKAGES / "nvidia" / "cu13"
+BESIDE: Final = tuple(PACKAGES / "nvidia" / name for name in ("cudnn", "nccl"))
+DRIVER_FUNCTIONS: Final = ("cuGetErrorString", "cuInit", "cuTensorMapEncodeTiled")
 
 
 def install_vime(inputs: Inputs, folder: Path = Path("/root/vime")) -> None:
@@ -76,7 +84,6 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 SOURCES: Final = Path(sys.prefix) / "src"
-SBOM: Final = Path(sys.prefix) / "sbom.json"
 COMPILED: Final = "transformer-engine-torch"
 PATCH: Final = "megatron-patch"
 IMPORTS: Final = (
@@ -89,7 +96,7 @@ IMPORTS: Final = (
 
 Ray imports pyarrow, and vime imports pandas, only when a trial runs.
 """
-OVERRIDDEN: Final = frozenset({"opencv-python-headless"})
+OVERRIDDEN: Final = ("opencv-python-headless ",)
 """Packages that ask for another NumPy than the lock has; requirements/2026-11-overrides.txt gives the reasons."""
 
 
@@ -99,7 +106,7 @@ def check_packages(stack: Stack, platform: ImagePlatform) -> None:
     Raises:
         CheckFailed: the error lists every package that is missing, additional, or of another version.
     """
-    expected = {normalise(item.name): item.version for item in read_lock(stack, platform)}
+    expected = {normalise(name): version for name, version in read_lock(stack, platform).items()}
     found = {name: version for name, version in list_packages().items() if name not in OURS | {COMPILED}}
     problems = [
         Problem(f"package {name}", "differs from the lock", got=found.get(name, "absent"),
@@ -117,28 +124,12 @@ def check_requirements() -> None:
     The lock overrides the NumPy versions that packages ask for, so the resolver no longer refuses such packages.
 
     Raises:
-        CheckFailed: the error lists every such package.
+        CheckFailed: the error quotes every such package.
     """
-    problems = list(_find_unmet())
-    if problems:
-        raise CheckFailed(*problems)
-
-
-def _find_unmet() -> Iterator[Problem]:
-    from packaging.requirements import Requirement  # every lock of a stack has it
-
-    installed = list_packages()
-    for distribution in metadata.distributions():
-        name = normalise(distribution.metadata["Name"])
-        for text in distribution.requires or ():
-            wanted = Requirement(text)
-            found = installed.get(normalise(wanted.name))
-            if found is None or name in OVERRIDDEN or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
-                continue
-            if not wanted.specifier.contains(found, prereleases=True):
-                yield Problem(
-                    f"package {name}", "asks for another version", got=f"{wanted.name} {found}", expected=text
-                )
+    done = proc.run([sys.executable, "-m", "pip", "check"], timeout_s=TIMEOUT_S)
+    wrong = [line for line in done.stdout.splitlines() if ", but you have " in line and not line.startswith(OVERRIDDEN)]
+    if wrong:
+        raise CheckFailed(Problem("packages", "ask for other versions than the installed:", quoted=tuple(wrong)))
 
 
 def _is_same(locked: str | None, found: str | None) -> bool:
@@ -174,22 +165,6 @@ def install_sources(inputs: Inputs) -> None:
     write_text(Path(sysconfig.get_path("purelib")) / "rlk-repro-sources.pth", f"{SOURCES / 'megatron_lm'}\n")
 
 
-def write_sbom(_inputs: Inputs) -> None:
-    """Write the list of installed packages (SBOM) by CycloneDX's own tool, which stays outside the environment.
-
-    Raises:
-        CheckFailed: the tool failed; the error quotes its last lines.
-    """
-    with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as folder:
-        pip_install("--require-hashes", "--only-binary", ":all:", "--target", folder, "-r", str(SBOM_LOCK))
-        # not PYTHONPATH, which the environment's own Python would read as well
-        words = f"import runpy, sys; sys.path.insert(0, {folder!r}); runpy.run_module('cyclonedx_py', alter_sys=True)"
-        argv = [sys.executable, "-c", words, "environment", "--output-reproducible", "--output-file", str(SBOM),
-                sys.executable]  # fmt: skip
-        done = proc.run(argv, timeout_s=600.0)
-    require_done("cyclonedx-py", done)
-
-
 def _patch(stack: Stack) -> None:
     component, pin = stack.components[PATCH], stack.pins["megatron_lm"]
     patch = SOURCES / "vime" / str(component.version)
@@ -215,3 +190,35 @@ def check_imports(_inputs: Inputs) -> None:
         environ = stub_environment(os.environ, Path(folder)) | {"PYTHONPATH": str(SOURCES / "vime")}
         done = proc.run([sys.executable, "-c", words], cwd=Path(folder), env=environ, timeout_s=1800.0)
     require_done("imports of a trial", done)
+
+
+def use_toolkit(environ: Mapping[str, str]) -> dict[str, str]:
+    """Complete the toolkit; return variables by which torch and the compilers find it."""
+    folders = (CUDA, *BESIDE)
+    for folder in folders:
+        _link_plain_names(folder / "lib")
+    if not (CUDA / "lib64").exists():
+        (CUDA / "lib64").symlink_to("lib")
+    stub = CUDA / "lib" / "stubs" / "libcuda.so"
+    if not stub.exists():
+        stub.parent.mkdir(exist_ok=True)
+        source = "".join(f"int {name}(void) {{ return 100; }}\n" for name in DRIVER_FUNCTIONS)
+        argv = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o", str(stub)]
+        require_done("cc", proc.run(argv, stdin=source.encode()))
+    added = {
+        "PATH": [CUDA / "bin", Path(sysconfig.get_path("scripts"))],
+        "CPATH": [folder / "include" for folder in folders],
+        "LIBRARY_PATH": [folder / "lib" for folder in folders],
+    }
+    known = {"PATH": os.defpath, **environ}
+    found = {**environ, "CUDA_HOME": str(CUDA)}
+    for name, places in added.items():
+        found[name] = os.pathsep.join(filter(None, [*map(str, places), known.get(name, "")]))
+    return found
+
+
+def _link_plain_names(folder: Path) -> None:
+    for library in sorted(folder.glob("lib*.so.*")):
+        plain = folder / f"{library.name.partition('.so.')[0]}.so"
+        if not plain.exists():
+            plain.symlink_to(library.name)

@@ -1,7 +1,8 @@
 """Copy RL-Kernel's sources into a new folder: fetched, or from a checkout or an unpacked archive of the user.
 
-The user's folder is only read.  git's hash of the files identifies the sources, so that an archive, which names no
-commit, can also be compared with a pin.
+The user's folder is only read.  git's hash of the files identifies the sources, so that an archive, which
+names no commit, can also be compared with a pin.  A file is repaired only in the copy for the build, and only
+the exact file that a repair is for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Final
 
 from rlk_repro.base import git
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.files import sha256_bytes
 from rlk_repro.base.trees import REPOSITORY, hash_tree
 from rlk_repro.probes.checkout import probe_checkout, read_checkout
+from rlk_repro.probes.installed import AppliedRepair
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.spec import Pin
 
@@ -54,8 +57,7 @@ def get_sources(pin: Pin | None, origin: Path | None, folder: Path) -> Sources:
         return fetch(pin, folder)
     if not (origin / "pyproject.toml").is_file() or not (origin / "rl_engine").is_dir():
         raise SpecError(Problem(str(origin), "is no RL-Kernel", expected="a folder with pyproject.toml and rl_engine"))
-    is_checkout = (origin / ".git").exists()
-    return copy_checkout(pin, origin, folder) if is_checkout else copy_archive(pin, origin, folder)
+    return copy(pin, origin, folder)
 
 
 def fetch(pin: Pin, folder: Path, offline: str = OFFLINE) -> Sources:
@@ -78,48 +80,38 @@ def fetch(pin: Pin, folder: Path, offline: str = OFFLINE) -> Sources:
     return Sources(folder=folder, repository=pin.repository, commit=commit, tree=tree)
 
 
-def copy_checkout(pin: Pin | None, origin: Path, folder: Path) -> Sources:
-    """Copy the files of a checkout that git tracks or does not ignore, so that an old build in it is not copied."""
-    found = read_checkout(origin)
-    if isinstance(found, Unknown):
-        raise EnvironmentMissing(Problem(str(origin), f"cannot be copied ({found.reason})"))
-    commit, committed = found.commit, found.tree
-    _copy(origin, folder, sorted(found.names))
-    tree = hash_tree(folder)
-    if pin is not None and commit != pin.commit:
-        raise _other_sources(origin, f"commit {commit}", f"{pin.commit}, as the stack pins", "git checkout that commit")
-    if pin is not None and tree != committed:
-        raise _other_sources(origin, "changed files", f"{pin.commit} unchanged", "git stash them")
-    diff = probe_checkout(origin)["diff_sha256"]
+def copy(pin: Pin | None, origin: Path, folder: Path) -> Sources:
+    """Copy an archive's files, or those of a checkout that git tracks or does not ignore, so no old build is copied.
+
+    An archive names no commit, but its files prove the pin's commit if their hash is that of the pin's tree.
+    """
+    checkout = read_checkout(origin) if (origin / ".git").exists() else None
+    if isinstance(checkout, Unknown):
+        raise EnvironmentMissing(Problem(str(origin), f"cannot be copied ({checkout.reason})"))
+    if checkout is None:
+        shutil.copytree(origin, folder, symlinks=True, ignore=shutil.ignore_patterns(*REPOSITORY))
+        tree = hash_tree(folder)
+        commit = pin.commit if pin is not None and tree == pin.tree else None
+        is_dirty = False
+    else:
+        _copy(origin, folder, sorted(checkout.names))
+        tree = hash_tree(folder)
+        commit = checkout.commit
+        is_dirty = tree != checkout.tree
+    if pin is not None and (commit != pin.commit or is_dirty):
+        found = f"{commit or 'no commit'}{' with changed files' if is_dirty else ''}, tree {tree}"
+        hint = (
+            "check out that commit or unpack its archive; without a pin these sources can be measured: RLK_STACK=host"
+        )
+        expected = f"{pin.commit} unchanged, tree {pin.tree}"
+        raise SpecError(Problem(str(origin), "is not what the stack pins", got=found, expected=expected, hint=hint))
     return Sources(
         folder=folder,
         repository=pin.repository if pin else None,
         commit=commit,
         tree=tree,
-        is_dirty=tree != committed,
-        diff_sha256="clean" if tree == committed else str(diff),
-    )
-
-
-def copy_archive(pin: Pin | None, origin: Path, folder: Path) -> Sources:
-    """Copy an unpacked archive.
-
-    An archive names no commit, but its files prove the pin's commit if their hash is the hash of the pin's tree.
-    """
-    shutil.copytree(origin, folder, symlinks=True, ignore=shutil.ignore_patterns(*REPOSITORY))
-    tree = hash_tree(folder)
-    if pin is not None and tree != pin.tree:
-        expected = (
-            f"{pin.tree}, the files of {pin.commit[:12]}"
-            if pin.tree
-            else "a git checkout: the pin has no hash of files"
-        )
-        raise _other_sources(origin, f"an archive of tree {tree}", expected, "unpack a fresh one")
-    return Sources(
-        folder=folder,
-        repository=pin.repository if pin else None,
-        commit=pin.commit if pin else None,
-        tree=tree,
+        is_dirty=is_dirty,
+        diff_sha256=str(probe_checkout(origin)["diff_sha256"]) if is_dirty else "clean",
     )
 
 
@@ -131,11 +123,6 @@ def _copy(origin: Path, folder: Path, names: Iterable[str]) -> None:
             shutil.copy2(source, target, follow_symlinks=False)
 
 
-def _other_sources(origin: Path, got: str, expected: str, remedy: str) -> SpecError:
-    hint = f"{remedy}, or measure these sources without a pin: RLK_STACK=host"
-    return SpecError(Problem(str(origin), f"is {got}", expected=expected, hint=hint))
-
-
 def _require(what: str, got: str, expected: str) -> None:
     if got != expected:
         raise SpecError(Problem(what, "is another one", got=got, expected=expected))
@@ -143,3 +130,61 @@ def _require(what: str, got: str, expected: str) -> None:
 
 def _git(folder: Path, *arguments: str) -> str:
     return git.require(f"git {arguments[0]}", git.ask_git(folder, *arguments, timeout_s=60.0)).rstrip("\n")
+
+
+# CUDA 13 brings CCCL 3, which no longer has cub::Max and cub::Sum; these are their replacements
+_CUB: Final = "#include <cub/cub.cuh>\n"
+_CCCL3: Final = {
+    _CUB: f"{_CUB}#include <cuda/functional>\n#include <cuda/std/functional>\n",
+    "cub::Max()": "cuda::maximum<>{}",
+    "cub::Sum()": "cuda::std::plus<>{}",
+}
+REPAIRS: Final = (
+    AppliedRepair(
+        name="cccl3-functionals",
+        file="csrc/cuda/fused_logp_sm90.cu",
+        before_sha256="c2aa72ce91173d4ee47d2c289cc19f9929d68adb4bc2385cff3f10c27756f27e",
+        after_sha256="34eb015e74b22b75e4967905b1e32560920fcdc04527eeef4cf50fbf4e785b21",
+    ),
+    AppliedRepair(
+        name="cccl3-batch-invariant",
+        file="csrc/cuda/batch_invariant_logp_kernel_sm90.cu",
+        before_sha256="d5384205caa56b0ca14d9e464b188b3f0e38ddb9b9e13291fb41f2531f305633",
+        after_sha256="9abb9b7893043770add2d270b8830e594729cbe1b7ea61aaa33357fc64c60841",
+    ),
+)
+
+
+def apply_repairs(toolkit: str | None, folder: Path) -> tuple[AppliedRepair, ...]:
+    """Apply the repairs that Hopper's kernels need with this CUDA release.
+
+    A commit of RL-Kernel may lack a file, or may have replaced the functions itself.
+    """
+    if int((toolkit or "0").split(".")[0]) < 13:
+        return ()
+    applied = []
+    for repair in REPAIRS:
+        path = folder / repair.file
+        text = path.read_text() if path.is_file() else ""
+        if "cub::Max()" in text or "cub::Sum()" in text:
+            apply_repair(repair, path)
+            applied.append(repair)
+    return tuple(applied)
+
+
+def apply_repair(repair: AppliedRepair, path: Path) -> None:
+    """Change one file in a copy of RL-Kernel's sources.
+
+    Raises:
+        SpecError: the file is not the one for which the repair was written.
+    """
+    found = sha256_bytes(path.read_bytes())
+    if found != repair.before_sha256:
+        where = f"repair {repair.name}: {repair.file}"
+        raise SpecError(Problem(where, "differs from the file of the repair", got=found, expected=repair.before_sha256))
+    text = path.read_text()
+    for old, new in _CCCL3.items():
+        text = text.replace(old, new)
+    data = text.encode()
+    assert sha256_bytes(data) == repair.after_sha256, "the repaired file differs from the expected one"
+    path.write_bytes(data)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlk_repro.base.findings import Finding, Level
@@ -18,6 +18,7 @@ from rlk_repro.spec import Hardware, Layout, Preflight
 class Facts:
     """The facts of one node; ``nodes`` holds the manifests of all nodes if the leader compares them.
 
+    ``transports`` holds what NCCL told each rank of the first trial.
     ``staged`` is the plan with its run directory, and None where there is no run (``doctor``, ``profile check``).  A
     check makes no finding from an unknown fact, because the manifest already says why the fact is unknown.
     """
@@ -29,6 +30,7 @@ class Facts:
     staged: tuple[Plan, RunDir] | None = None
     busy: Sequence[GpuUse] | Unknown = ()
     nodes: Sequence[Manifest] = ()
+    transports: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:

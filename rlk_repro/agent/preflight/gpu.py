@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rlk_repro.agent.preflight.facts import Facts, wrong
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.probes import gpu_amd, gpu_nvidia, visible
-from rlk_repro.probes.gpu_use import GpuUse
+from rlk_repro.probes import gpu_amd, gpu_nvidia
+from rlk_repro.probes.gpu_use import VISIBLE, GpuUse
 from rlk_repro.rundir.manifest import Fact, Unknown
 
-# oldest driver branch of each CUDA major version; within a major version, older drivers run newer minor versions
+# oldest driver branch of each CUDA major version; within it, older drivers run newer minor versions
 DRIVER_FLOORS: Final = {11: 450, 12: 525, 13: 580}
 CUDA_RUNTIME: Final = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
-VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-HARDWARE_SLOWDOWN: Final = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
+VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", VISIBLE)
+HARDWARE_SLOWDOWN: Final = (
+    "hw_slowdown",
+    "hw_thermal_slowdown",
+    "sw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
 REPAIRS: Final = {"remapped_rows": "row remapping", "retired_pages": "page retirement"}
+# What a driver answers about a broken GPU.  Words of the second kind may also be a gap of the driver.
+BROKEN: Final = re.compile(r"requires? reset|reset required|GPU is lost|fallen off the bus|inforom is corrupted", re.I)
+STRANGE: Final = re.compile(r"unknown error|ERR!|input/output error|no such device|connection timed out", re.I)
+# A100, and a machine with one GPU, have no fabric.
+FABRIC_GOOD: Final = {
+    "state": {"Completed", "N/A", "Not Supported"},
+    "status": {"Success"},
+    "health": {"healthy"},
+}
 # drivers report a few percent less memory than the data sheet; the next smaller GPU has at least 25 % less
 MEMORY_TOLERANCE: Final = 0.05
 WHOLE: Final = {"compute_partition": "SPX", "memory_partition": "NPS1"}
@@ -32,9 +45,6 @@ def check_hardware(facts: Facts) -> Iterator[Finding]:
         yield wrong("host.machine", hardware.machine, machine)
     if num_gpus == 0:
         return
-    count = facts.fact("gpu", "count")
-    if not isinstance(count, int) or count < num_gpus:
-        yield wrong("gpu.count", f"at least {num_gpus}", count)
     driver = facts.fact("gpu", "driver")
     if isinstance(driver, str) and _version(driver) < _version(hardware.driver_floor):
         yield wrong("gpu.driver", f"{hardware.driver_floor} or newer", driver)
@@ -93,46 +103,70 @@ def wait_until_idle(
 
 
 def check_driver(facts: Facts) -> Iterator[Finding]:
-    """Check that the driver, or CUDA's forward-compatibility library, supports this environment's toolkit."""
-    toolkit = find_toolkit(facts.mapping("code", "packages"), facts.fact("environment", "CUDA_VERSION"))
+    """Check that the driver, or CUDA's forward-compatibility library, supports the toolkit."""
+    of_image = facts.fact("environment", "CUDA_VERSION")
+    toolkit = find_toolkit(facts.mapping("code", "packages"), of_image)
     driver, compat = facts.fact("gpu", "driver"), facts.fact("gpu", "compat_libcuda")
-    if toolkit is None or facts.fact("gpu", "vendor") != gpu_nvidia.VENDOR or not isinstance(driver, str):
+    is_nvidia = facts.fact("gpu", "vendor") == gpu_nvidia.VENDOR
+    if toolkit is None or not is_nvidia or not isinstance(driver, str):
         return
     floor = DRIVER_FLOORS.get(int(toolkit.partition(".")[0]), 0)
-    newest = max(_version(driver), _version(compat) if isinstance(compat, str) else ())
-    if newest < (floor,):
+    found = [_version(text) for text in (driver, compat) if isinstance(text, str)]
+    if max(found) < (floor,):
         yield wrong("gpu.driver", f"{floor} or newer for CUDA {toolkit}", driver)
 
 
 def find_toolkit(packages: dict[str, Any], of_image: Fact) -> str | None:
-    """Return the CUDA version: of PyTorch's build (``2.9.0+cu130``), else of the CUDA runtime, else of the image."""
+    """Return the CUDA version of PyTorch's build (``+cu130``), of the runtime, or of the image."""
     built = re.search(r"\+cu(\d+)(\d)$", str(packages.get("torch", "")))
     if built:
         return f"{built[1]}.{built[2]}"
-    versions = [version for name, version in packages.items() if CUDA_RUNTIME.fullmatch(name)]
-    known = [re.match(r"\d+\.\d+", version) for version in (*versions, of_image) if isinstance(version, str)]
-    return next((match[0] for match in known if match), None)
+    versions = [packages[name] for name in packages if CUDA_RUNTIME.fullmatch(name)]
+    for version in (*versions, of_image):
+        known = re.match(r"\d+\.\d+", version) if isinstance(version, str) else None
+        if known:
+            return known[0]
+    return None
 
 
-def _name_gpus(facts: Facts, is_bad: Callable[[dict[str, Any]], bool]) -> str:
-    """Name the GPUs for which ``is_bad`` is true, such as ``GPU 0, 3``; an empty text if there is none."""
-    numbers = [str(device.get("index")) for device in facts.devices if is_bad(device)]
+def _name_gpus(devices: Iterable[dict[str, Any]]) -> str:
+    """Name GPUs, such as ``GPU 0, 3``; an empty text if there is none."""
+    numbers = [str(device.get("index")) for device in devices]
     return f"GPU {', '.join(numbers)}" if numbers else ""
 
 
+def _find_broken(facts: Facts) -> Iterator[Finding]:
+    """Name the GPUs that answer with a fault, or fail a question that all other GPUs answer."""
+    lost = facts.fact("gpu", "lost")
+    for words in lost if isinstance(lost, list) else ():  # it may be another job's
+        yield Finding(Level.WARNING, "gpu.lost", "no GPU", str(words))
+    for device in facts.devices:
+        refusals = {name: str(fact) for name, fact in device.items() if isinstance(fact, Unknown)}
+        own = {name for name in refusals if _is_only_gap(facts, name)}
+        broken = [name for name, words in refusals.items() if BROKEN.search(words)]
+        strange = [name for name, words in refusals.items() if STRANGE.search(words)]
+        if told := broken or strange or sorted(own):
+            is_fault = bool(broken) or (bool(strange) and told[0] in own)
+            level = Level.BLOCKING if is_fault else Level.WARNING
+            found = f"GPU {device.get('index')}: {refusals[told[0]]}"
+            yield Finding(level, f"gpu.devices.{told[0]}", "an answer", found)
+
+
+def _is_only_gap(facts: Facts, name: str) -> bool:
+    answers = [device.get(name, Unknown("not recorded")) for device in facts.devices]
+    return sum(isinstance(answer, Unknown) for answer in answers) == 1 < len(answers)
+
+
 def check_errors(facts: Facts) -> Iterator[Finding]:
-    """Check for memory errors, and for broken memory in use because its repair failed or waits for a reset."""
-    if bad := _name_gpus(facts, lambda device: _count(device.get("ecc_uncorrected")) > 0):
+    """Check for GPUs in a fault state, memory errors, and memory whose repair failed or waits for a reset."""
+    yield from _find_broken(facts)
+    if bad := _name_gpus(device for device in facts.devices if _count(device.get("ecc_uncorrected")) > 0):
         yield wrong("gpu.devices.ecc_uncorrected", "0", bad)
     for fact, words in REPAIRS.items():
+        known = [device for device in facts.devices if isinstance(device.get(fact), dict)]
         for state in ("failed", "pending"):
-            if bad := _name_gpus(facts, partial(_is_marked, fact, f"is_{state}")):
+            if bad := _name_gpus(device for device in known if device[fact].get(f"is_{state}") is True):
                 yield wrong(f"gpu.devices.{fact}", f"no {words} {state}", bad)
-
-
-def _is_marked(fact: str, mark: str, device: dict[str, Any]) -> bool:
-    value = device.get(fact)
-    return isinstance(value, dict) and value.get(mark) is True
 
 
 def check_links(facts: Facts) -> Iterator[Finding]:
@@ -140,10 +174,13 @@ def check_links(facts: Facts) -> Iterator[Finding]:
     expected, num_gpus = facts.hardware.links_per_gpu, len(facts.devices)
     if expected == 0 or facts.layout.gpus_per_node < 2:
         return
+    are_counted = any(isinstance(device.get("nvlinks_up"), int) for device in facts.devices)
     for device in facts.devices:
         up = device.get("nvlinks_up")
-        if isinstance(up, int) and up != expected:
+        if (isinstance(up, int) or (are_counted and isinstance(up, Unknown))) and up != expected:
             yield wrong(f"gpu.devices.{device.get('index')}.nvlinks_up", expected, up)
+    yield from _check_matrix(facts)
+    yield from _check_fabric(facts)
     links = facts.mapping("gpu", "topology_links").get("gpu_gpu")
     if num_gpus and facts.fact("gpu", "vendor") == gpu_amd.VENDOR and isinstance(links, dict):
         pairs, wanted = _count(links.get("XGMI")), min(expected, num_gpus - 1) * num_gpus // 2
@@ -151,8 +188,34 @@ def check_links(facts: Facts) -> Iterator[Finding]:
             yield wrong("gpu.topology_links.gpu_gpu.XGMI", f"{wanted} pairs", pairs)
 
 
+def _check_matrix(facts: Facts) -> Iterator[Finding]:
+    """Name the pairs that nvidia-smi's matrix joins by fewer NVLinks than the others."""
+    given = {f"GPU{device.get('index')}" for device in facts.devices}
+    text = facts.fact("gpu", "topology_text")
+    widths: dict[str, int] = {}
+    for row, column, link in gpu_nvidia.list_pairs(text) if isinstance(text, str) else ():
+        if {row, column} <= given:
+            width = re.fullmatch(r"NV(\d+)", link)
+            widths[f"{row}-{column} {link}"] = int(width[1]) if width else 0
+    most = max(widths.values(), default=0)
+    bad = [pair for pair, width in widths.items() if width < max(most, 1)]
+    if bad:
+        wanted = f"NV{most}" if most else "NVLink"
+        yield wrong("gpu.topology_text", f"{wanted} between all GPUs", ", ".join(bad))
+
+
+def _check_fabric(facts: Facts) -> Iterator[Finding]:
+    for device in facts.devices:
+        fabric = device.get("fabric")
+        for name, good in FABRIC_GOOD.items():
+            found = fabric.get(name) if isinstance(fabric, dict) else None
+            if isinstance(found, str) and found not in good:
+                where = f"gpu.devices.{device.get('index')}.fabric.{name}"
+                yield wrong(where, " or ".join(sorted(good)), found)
+
+
 def check_partition(facts: Facts) -> Iterator[Finding]:
-    if mig := _name_gpus(facts, lambda device: device.get("mig_mode") == "enabled"):
+    if mig := _name_gpus(device for device in facts.devices if device.get("mig_mode") == "enabled"):
         yield wrong("gpu.devices.mig_mode", "disabled on all GPUs", f"enabled on {mig}")
     for name, whole in WHOLE.items():
         found = {device[name] for device in facts.devices if isinstance(device.get(name), str)}
@@ -163,29 +226,32 @@ def check_partition(facts: Facts) -> Iterator[Finding]:
 def check_slowdown(facts: Facts) -> Iterator[Finding]:
     for device in facts.devices:
         reasons = device.get("throttle_reasons")
-        slow = [reason for reason in reasons if reason in HARDWARE_SLOWDOWN] if isinstance(reasons, list) else []
+        known = reasons if isinstance(reasons, list) else []
+        slow = [reason for reason in known if reason in HARDWARE_SLOWDOWN]
         if slow:
-            yield wrong(f"gpu.devices.{device.get('index')}.throttle_reasons", "no slowdown", ", ".join(slow))
+            where = f"gpu.devices.{device.get('index')}.throttle_reasons"
+            yield wrong(where, "no slowdown", ", ".join(slow))
 
 
 def check_visibility(facts: Facts) -> Iterator[Finding]:
-    """Check the lists of visible devices: on AMD, Ray does not start where those of HIP, ROCr and CUDA disagree.
+    """Check the lists of visible devices: on AMD, Ray does not start where those lists disagree.
 
-    On NVIDIA, a trainer with inference servers reads ``CUDA_VISIBLE_DEVICES`` as numbers, and gives each server
-    consecutive GPU numbers, starting at its first GPU.  If the job's numbers have a gap, the trainer would use a GPU
-    that the job does not own.
+    On NVIDIA, a trainer with inference servers reads the list as numbers, and gives each server
+    consecutive GPU numbers, starting at the server's first GPU.  If the job's numbers have a gap,
+    the trainer would use a GPU that the job does not own.
     """
     if facts.fact("gpu", "vendor") == gpu_amd.VENDOR:
         lists = {name: facts.fact("environment", name) for name in VISIBILITY}
         given = {name: value for name, value in lists.items() if isinstance(value, str)}
         if len(set(given.values())) > 1:
             found = ", ".join(f"{name}={value}" for name, value in given.items())
-            yield wrong("environment.HIP_VISIBLE_DEVICES", "the same list of devices in all these variables", found)
+            expected = "the same list of devices in all these variables"
+            yield wrong(f"environment.{VISIBILITY[0]}", expected, found)
         return
-    listed, size = facts.fact("environment", visible.NAME), find_engine_size(facts)
+    listed, size = facts.fact("environment", VISIBLE), find_engine_size(facts)
     if size and isinstance(listed, str) and not _are_in_rows(listed, size):
-        expected = "numbers" if size == 1 else f"{size} consecutive GPU numbers for each inference server"
-        yield wrong(f"environment.{visible.NAME}", expected, listed)
+        expected = f"{size} consecutive GPU numbers for each inference server"
+        yield wrong(f"environment.{VISIBLE}", "numbers" if size == 1 else expected, listed)
 
 
 def find_engine_size(facts: Facts) -> int:

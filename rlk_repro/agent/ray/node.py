@@ -10,63 +10,136 @@ import os
 import resource
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.agent.ends import read_log_end
 from rlk_repro.agent.parts import Agent
-from rlk_repro.agent.ray.launch import SETTINGS, RaySeat, find_store_bytes, render_env, render_start
 from rlk_repro.agent.step import Step, find_command
-from rlk_repro.base.escapes import quote_end
+from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.files import read_end, write_bytes
 from rlk_repro.base.guarded import Guarded
 from rlk_repro.base.secrets import Scrubber
 from rlk_repro.probes.host import read_free_memory
+from rlk_repro.spec import Profile
+from rlk_repro.spec.site import knows_tokens
 from rlk_repro.workloads.environment import resolve_env
 
+HEAD_PORTS: Final = ("port", "dashboard-port", "ray-client-server-port")
+NODE_PORTS: Final = (
+    "node-manager-port",
+    "object-manager-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+)
+PORTS_PER_RUN: Final = len(HEAD_PORTS) + len(NODE_PORTS)
+PORT_LIMIT: Final = 9000
 START_LOG: Final = "start.log"
 MAX_LOG_BYTES: Final = 1 << 20
 MAX_LOGS: Final = 1000
 NUM_FILES: Final = 65535
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (only the folder's size is read)
+MIN_STORE_BYTES: Final = 80 << 20
+MAX_STORE_BYTES: Final = 200 * 10**9
 _TAIL_BYTES: Final = 8192
 # the path is short because paths of Unix sockets below it may have at most 107 bytes
 _TEMP_ROOT: Final = "/tmp"  # noqa: S108 (only a new folder in it is used)
+
+SETTINGS: Final = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",  # else every server reports GPU type and model class
+    "DO_NOT_TRACK": "1",
+    # some later releases end `ray start` only after 30 s, to let running work end; here no work is left
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    # logs keep every line that the workers wrote, and have no colours
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+}
+
+
+def find_first_port(profile: Profile) -> int:
+    """Return the port of Ray's head; runs on different GPUs of one machine get different ports."""
+    return profile.ray.first_port + PORTS_PER_RUN * min(profile.gpus, default=0)
+
+
+def require_tokens() -> None:
+    """Refuse a version of Ray without token authentication, in which any host that reaches Ray's ports can run code.
+
+    Raises:
+        EnvironmentMissing: the installed Ray has no token authentication.
+    """
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return  # Ray is not installed, so no Ray process needs a token
+    if not knows_tokens(version):
+        raise EnvironmentMissing(Problem("python module ray", "has no authentication", got=version,
+                                         expected="2.52 or later, which authenticates by token"))  # fmt: skip
+
+
+def find_ports(agent: Agent) -> dict[str, int]:
+    """Return Ray's ports on this node; several nodes of a machine get different ones."""
+    first, index = find_first_port(agent.plan.profile), agent.place.nodes.index(agent.place.node)
+    begin = first + len(HEAD_PORTS)
+    num_blocks = (PORT_LIMIT - begin) // len(NODE_PORTS)
+    begin += index % num_blocks * len(NODE_PORTS)
+    ports = {name: begin + number for number, name in enumerate(NODE_PORTS)}
+    if index == 0:
+        ports |= {name: first + number for number, name in enumerate(HEAD_PORTS)}
+        # without grpc, Ray refuses this port; with grpc and without the option, it takes port 10001
+        if find_spec("grpc") is None:
+            del ports[HEAD_PORTS[-1]]
+    return ports
+
+
+def find_store_bytes(shm_bytes: int, memory_bytes: int) -> int:
+    """Return the size of Ray's object store: half of ``/dev/shm``, as NCCL and vLLM need the rest.
+
+    Where that is more than Ray's own default (30 % of the memory, at most 200 GB), the default
+    holds.  Left to itself, Ray takes a slow folder of ``/tmp`` in containers with a small /dev/shm.
+    """
+    largest = min(shm_bytes // 2, memory_bytes * 3 // 10, MAX_STORE_BYTES)
+    return max(largest, MIN_STORE_BYTES)
 
 
 def find_own_address(agent: Agent, others: tuple[str, ...]) -> str:
     return agent.parts.find_address(agent.place.node, others, agent.plan.profile.ray.interface)
 
 
-def make_ray_node(agent: Agent, step: Step) -> RayNode:
-    """Prepare Ray on this node without starting it; Ray's workers get the environment of the step's command."""
-    head = step.head.rpartition(":")[0]
-    seat = RaySeat(
-        index=agent.place.nodes.index(agent.place.node),
-        node=agent.place.node,
-        address=head if agent.place.is_leader else find_own_address(agent, (head,)),
-        head=step.head,
-        num_gpus=agent.plan.layout.gpus_per_node,
-        first_port=agent.plan.profile.ray.first_port,
-        has_client=find_spec("grpc") is not None,
-        store_bytes=find_store_bytes(shutil.disk_usage(SHARED_MEMORY).total, read_free_memory() or 0),
-    )
-    return RayNode(agent, seat, step.use)
-
-
 class RayNode:
-    """The process ``ray start --block`` and its guard; its drivers need the variables of ``client_env``."""
+    """The process ``ray start --block`` and its guard; its drivers need the variables of ``client_env``.
 
-    def __init__(self, agent: Agent, seat: RaySeat, use: str) -> None:
+    Ray's workers get the environment of the step's command.
+    """
+
+    def __init__(self, agent: Agent, step: Step) -> None:
+        """Prepare Ray on this node without starting it."""
+        head = step.head.rpartition(":")[0]
+        command = find_command(agent, step.use)
+        self.use = step.use
         self.reason = ""
-        command = find_command(agent, use)
-        own = render_env(seat, str(agent.run_dir.ray_token.absolute()), command.address_names)
-        self.client_env = SETTINGS | own | {"RAY_ADDRESS": seat.head}
         self._agent = agent
-        self._seat = seat
+        self._head = step.head
+        self._address = head
+        if not agent.place.is_leader:
+            self._address = find_own_address(agent, (head,))
+        self._ports = find_ports(agent)
+        own = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(agent.run_dir.ray_token.absolute()),
+            "MASTER_ADDR": head,
+            **dict.fromkeys(command.address_names, self._address),
+        }
+        self.client_env = SETTINGS | own | {"RAY_ADDRESS": step.head}
         self._env = resolve_env(command, os.environ) | SETTINGS | own
         self._scrub = Scrubber.from_environment(named=command.from_env.values()).bytes
         self._guarded: Guarded | None = None
@@ -87,7 +160,7 @@ class RayNode:
         if self.is_up:
             return
         if self._guarded is not None:
-            quote = quote_end(read_end(self._log, _TAIL_BYTES))
+            quote = read_log_end(read_end(self._log, _TAIL_BYTES)).quote
             self.reason = f"ray start ended with {self._guarded.code or 0}: {quote}"
             self._guarded.release()
             self._guarded = None
@@ -95,26 +168,41 @@ class RayNode:
             self._next_start = time.monotonic() + self._agent.deadlines.ray_retry_s
             self._start()
 
-    def put_away(self, step: Step) -> None:
-        """Stop Ray on this node, copy the ends of its logs if the step keeps them, and delete its temporary folder."""
+    def put_away(self, *, keeps_logs: bool) -> None:
+        """Stop Ray on this node, copy the ends of its logs if they are kept, and delete its temporary folder."""
         self.keep(is_joining=False)
         if self._guarded is not None:
             self._guarded.end(self._agent.deadlines.grace_s)
             self._guarded = None
-        if step.keeps_logs:
-            folder = self._agent.run_dir.node(self._agent.place.node).ray_logs(step.use)
+        if keeps_logs:
+            folder = self._agent.run_dir.node(self._agent.place.node).ray_logs(self.use)
             for source, name in self._find_logs():
                 if data := self._scrub(read_end(source, MAX_LOG_BYTES)):
                     write_bytes(folder / name, data, is_durable=False)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def render_start(self, temp_dir: str) -> tuple[str, ...]:
+        argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+        argv += ["--log-style", "record", "--log-color", "false", "--temp-dir", temp_dir]
+        argv += ["--node-ip-address", self._address, "--node-name", self._agent.place.node]
+        argv += ["--num-gpus", str(self._agent.plan.layout.gpus_per_node)]
+        store = find_store_bytes(shutil.disk_usage(SHARED_MEMORY).total, read_free_memory() or 0)
+        argv += ["--object-store-memory", str(store)]
+        argv += ["--min-worker-port", "0", "--max-worker-port", "0"]
+        for name, port in self._ports.items():
+            argv += [f"--{name}", str(port)]
+        if not self._agent.place.is_leader:
+            return (*argv, "--address", self._head)
+        # the dashboard would take processor time during trials, and is not used
+        return (*argv, "--head", "--include-dashboard", "false")
+
     def _start(self) -> None:
-        taken = [f"{number} ({name})" for name, number in self._seat.ports().items() if not _is_free(number)]
+        taken = [f"{port} ({name})" for name, port in self._ports.items() if not _is_free(port)]
         if taken:
-            self.reason = f"port {', '.join(taken)} is taken on {self._seat.address}"
+            self.reason = f"port {', '.join(taken)} is taken on {self._address}"
             return
         raise_file_limit()
-        argv = render_start(self._seat, tempfile.mkdtemp(dir=self._folder, prefix=""))
+        argv = self.render_start(tempfile.mkdtemp(dir=self._folder, prefix=""))
         with self._log.open("ab") as log:
             log.write(f"{' '.join(argv)}\n".encode())
             log.flush()

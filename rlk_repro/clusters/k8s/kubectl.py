@@ -15,18 +15,13 @@ from typing import Any, BinaryIO, Final
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.clusters.asking import quote_answer
+from rlk_repro.spec import KubernetesSettings
 
 TIMEOUT_S: Final = 60.0
 SEND_TIMEOUT_S: Final = 300.0
 REQUEST_S: Final = 20
-SIDES: Final = ("client", "server")
 LAST_BYTES: Final = 2000
 
-_UNREACHABLE: Final = re.compile(
-    r"connection refused|was refused|i/o timeout|no such host|TLS handshake|connection reset|EOF|deadline exceeded"
-    r"|ServiceUnavailable|TooManyRequests|too many requests|network is unreachable|no route to host|Unable to connect",
-    re.IGNORECASE,
-)
 # kubectl's prefixes, and its log of a retry, such as ``E1122 01:00:00.000000  123 memcache.go:265] …``
 _NOISE: Final = r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: |Error: )+|^[EWI]\d{4} \d\d:\d\d:.*"
 # a line of a trial's log, which the leading agent prints behind the trial's name
@@ -44,6 +39,10 @@ class Target:
     namespace: str
     context: str = ""
 
+    @classmethod
+    def of(cls, settings: KubernetesSettings) -> Target:
+        return cls(namespace=settings.namespace, context=settings.context or "")
+
     @property
     def options(self) -> tuple[str, ...]:
         context = (f"--context={self.context}",) if self.context else ()
@@ -51,7 +50,8 @@ class Target:
 
     def run(self, *words: str, timeout_s: float = TIMEOUT_S, stdin: bytes = b"") -> proc.Completed:
         command = ("kubectl", *self.options, f"--request-timeout={int(timeout_s)}s", *words)
-        return proc.run(command, timeout_s=timeout_s + REQUEST_S, stdin=stdin)
+        call = proc.ask if words[0] == "get" else proc.run
+        return call(command, timeout_s=timeout_s + REQUEST_S, stdin=stdin)
 
     @contextmanager
     def stream(self, *words: str) -> Iterator[BinaryIO]:
@@ -73,52 +73,55 @@ class Target:
             require(proc.Completed(argv=command, returncode=code, stdout="", stderr=errors.read().decode()))
 
     def get(self, kinds: str, *words: str) -> list[dict[str, Any]]:
-        """Return the matching objects; raise Unreachable or SchedulerRefused if kubectl fails."""
+        """Return the matching objects; raise Unreachable or SchedulerRefused if kubectl fails, also the second time."""
         done = require(self.run("get", kinds, *words, "--ignore-not-found", "--output=json"))
         if not done.stdout.strip():
             return []
         value: Any = json.loads(done.stdout)
-        return list(value["items"]) if value.get("kind", "").endswith("List") else [value]
+        return list(value.get("items", [value]))
+
+    def get_allowed(self, kinds: str) -> list[dict[str, Any]] | None:
+        """Return the objects; None if this user may not list them, or if there is no such kind."""
+        try:
+            return self.get(kinds)
+        except Unreachable as error:
+            raise EnvironmentMissing(*error.problems) from None
+        except SchedulerRefused:
+            return None
 
     def send(self, verb: str, objects: bytes, *options: str) -> proc.Completed:
         """Call ``apply`` or ``create``; the server refuses unknown fields."""
         words = (verb, "--filename=-", "--validate=strict", "--output=json", *options)
         return self.run(*words, timeout_s=SEND_TIMEOUT_S, stdin=objects)
 
-    def probe_versions(self) -> dict[str, str]:
-        """Return the versions of client and server; if the server does not answer, only the client's."""
-        done = self.run("version", "--output=json")
-        try:
-            value: Any = json.loads(done.stdout)
-        except ValueError:
-            return {}
-        return {side: str(value[key]["gitVersion"]) for side in SIDES if (key := f"{side}Version") in value}
-
     def require_server(self) -> str:
         """Return the server's version; raise EnvironmentMissing if no cluster answers."""
-        version = self.probe_versions().get("server")
-        if version is None:
-            raise EnvironmentMissing(Problem("kubernetes", "no cluster answers", hint="kubectl config get-contexts"))
-        return version
+        done = self.run("version", "--output=json")
+        if '"serverVersion"' not in done.stdout:
+            hint = "kubectl config get-contexts"
+            raise EnvironmentMissing(Problem("kubernetes", "no cluster answers", hint=hint))
+        return str(json.loads(done.stdout)["serverVersion"]["gitVersion"])
 
 
 def find_current_place() -> Target:
     """Return the context and namespace that kubectl uses by default; raise EnvironmentMissing if none is set."""
-    done = proc.run(("kubectl", "config", "view", "--minify", "--output=json"), timeout_s=TIMEOUT_S)
+    path = "{.current-context} {.contexts[0].context.namespace}"
+    words = ("kubectl", "config", "view", "--minify", f"--output=jsonpath={path}")
+    done = proc.run(words, timeout_s=TIMEOUT_S)
     if not done.is_ok:
-        raise EnvironmentMissing(Problem("kubectl", quote_words(done), hint="kubectl config use-context NAME"))
-    value: Any = json.loads(done.stdout)
-    contexts = value.get("contexts") or [{}]
-    namespace = (contexts[0].get("context") or {}).get("namespace") or "default"
-    return Target(namespace=namespace, context=str(value.get("current-context", "")))
+        what, hint = quote_words(done), "kubectl config use-context NAME"
+        if "current-context" in done.stderr:
+            what = "selects no cluster: no context is set"
+        raise EnvironmentMissing(Problem("kubectl", what, hint=hint))
+    context, _, namespace = done.stdout.partition(" ")
+    return Target(namespace=namespace.strip() or "default", context=context)
 
 
 def require(done: proc.Completed) -> proc.Completed:
     """Return kubectl's answer; if kubectl failed, raise Unreachable or SchedulerRefused with kubectl's message."""
     if done.is_ok:
         return done
-    # search stderr, because quote_words removes the server's reason, such as (ServiceUnavailable)
-    if done.is_timeout or _UNREACHABLE.search(done.stderr):
+    if done.is_outage:
         raise Unreachable(Problem("kubernetes", f'did not answer: "{quote_words(done)}"'))
     raise SchedulerRefused(Problem("kubernetes", f'refused: "{quote_words(done)}"'))
 

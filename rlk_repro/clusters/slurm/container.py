@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.clusters.asking import list_secrets
 from rlk_repro.clusters.slurm.options import slurm_settings
 from rlk_repro.images.importing import Import, is_imported, plan_import
-from rlk_repro.images.unpublished import image_remarks, shown_image
+from rlk_repro.images.stacks import image_remarks, shown_image
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.probes.container import DIGEST_VARIABLE
@@ -37,11 +34,10 @@ _CACHES: Final = (
 _PREPEND: Final = 'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bind:
+class Bind(NamedTuple):
     source: str
     target: str
-    is_read_only: bool
+    is_read_only: bool = False
 
 
 def container_settings(plan: Plan) -> ContainerSettings:
@@ -50,18 +46,17 @@ def container_settings(plan: Plan) -> ContainerSettings:
 
 def find_runtime(plan: Plan) -> str:
     """Return the profile's runtime, or ``host`` if the stack has no images and so uses the nodes' own software."""
-    return container_settings(plan).runtime if plan.stack.images or plan.stack.unpublished else "host"
+    if plan.stack.images or plan.stack.unpublished:
+        return container_settings(plan).runtime
+    return "host"
 
 
 def find_python(plan: Plan) -> str:
     """Return the Python interpreter that starts the agent, in the container or on the node."""
     settings = container_settings(plan)
-    nodes = host_python(settings) if find_runtime(plan) == "host" else None
-    return nodes or settings.python
-
-
-def host_python(settings: ContainerSettings) -> str | None:
-    return settings.host_python or (settings.python if settings.runtime == "host" else None)
+    if find_runtime(plan) == "host" and settings.host_python is not None:
+        return settings.host_python
+    return settings.python
 
 
 def find_remarks(plan: Plan) -> tuple[str, ...]:
@@ -93,15 +88,17 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
 
 def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
     settings = container_settings(plan)
-    binds = [_bind(str(run_dir.root.absolute()))]
-    binds += [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only)
-              for item in settings.mounts]  # fmt: skip
+    folder = str(run_dir.root.absolute())
+    binds = [Bind(folder, folder)]
+    for item in settings.mounts:
+        binds.append(Bind(item.source, item.target or item.source, item.read_only))
     if plan.run.workload.needs_prepared:
-        binds.append(_bind(str(PreparedDir.of(plan.profile, run_dir).root), is_read_only=True))
+        prepared = str(PreparedDir.of(plan.profile, run_dir).root)
+        binds.append(Bind(prepared, prepared, is_read_only=True))
     if settings.package_dir is not None:
-        binds.append(_bind(settings.package_dir, is_read_only=True))
-    if find_runtime(plan) == "pyxis":
-        binds += [_bind(device) for device in _AMD_DEVICES if plan.hardware.platform == "rocm"]
+        binds.append(Bind(settings.package_dir, settings.package_dir, is_read_only=True))
+    if find_runtime(plan) == "pyxis" and plan.hardware.platform == "rocm":
+        binds += [Bind(device, device) for device in _AMD_DEVICES]
     return binds
 
 
@@ -113,36 +110,38 @@ def list_fabric(plan: Plan) -> tuple[str, ...]:
     return (*container_settings(plan).fabric, *imex)
 
 
-def list_pyxis_mounts(plan: Plan, run_dir: RunDir) -> str:
-    binds = list_binds(plan, run_dir)
-    return ",".join(f"{bind.source}:{bind.target}{':ro' * bind.is_read_only}" for bind in binds)
-
-
-def _bind(path: str, *, is_read_only: bool = False) -> Bind:
-    return Bind(source=path, target=path, is_read_only=is_read_only)
-
-
 def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
     """List the runtime's options, which precede the image; for pyxis, these are options of ``srun``."""
-    make = _OPTIONS.get(find_runtime(plan))
-    return [] if make is None else [*make(plan, run_dir), *container_settings(plan).extra]
+    runtime, secrets = find_runtime(plan), list_secrets(plan)
+    if runtime not in _OPTIONS:
+        return []
+    mount, read_only = _MOUNTS.get(runtime, ("", ""))
+    mounts = [
+        mount.format(bind.source, bind.target) + (read_only if bind.is_read_only else "")
+        for bind in list_binds(plan, run_dir)
+    ]
+    several = {
+        "{gpus}": _SHOW_GPUS.get((runtime, plan.hardware.platform), ()),
+        "{mounts}": mounts,
+        "{secrets}": [f"--env={name}" for name in secrets],
+        "{pyxis secrets}": [f"--container-env={','.join(secrets)}"] if secrets else [],
+    }
+    options: list[str] = []
+    for word in _OPTIONS[runtime]:
+        options += several.get(word, [word.replace("{folder}", str(run_dir.root.absolute()))])
+    return [*options, *container_settings(plan).extra]
 
 
-def _find_image(plan: Plan) -> Image | None:
+def find_image(plan: Plan) -> Image | None:
     return None if find_runtime(plan) == "host" else shown_image(plan)
 
 
 def make_import(plan: Plan) -> Import | None:
     """Return how the image is imported to a shared file; None for runtimes that keep images in their own store."""
-    image, folder = _find_image(plan), container_settings(plan).image_dir
+    image, folder = find_image(plan), container_settings(plan).image_dir
     if image is None or folder is None:
         return None
     return plan_import(find_runtime(plan), image, plan.hardware.machine, folder)
-
-
-def make_image_name(plan: Plan) -> str:
-    image = _find_image(plan)
-    return "" if image is None else image.pinned
 
 
 def list_entry(plan: Plan) -> list[str]:
@@ -150,7 +149,7 @@ def list_entry(plan: Plan) -> list[str]:
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
         words += [f"--unset={name}" for name in AMD_VISIBILITY]
-    image = _find_image(plan)
+    image = find_image(plan)
     if image is not None:
         words.append(f"{DIGEST_VARIABLE}={image.digest}")
     folder = container_settings(plan).package_dir
@@ -169,82 +168,48 @@ def _find_path_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
             yield Problem("mount", f"{runtime} cannot take this path", got=path, expected=f"a path without {what}")
 
 
+# what the options of a runtime cannot hold: pyxis and podman separate fields by colons, the others by commas
 _UNSAYABLE: Final = {
     "pyxis": (re.compile(r"[\s,:]"), "spaces, commas or colons"),
     "podman": (re.compile(":"), "colons"),
+    "apptainer": (re.compile(r'[,"]'), "commas or quotes"),
+    "docker": (re.compile(r'[,"]'), "commas or quotes"),
 }
-
-
 _AMD_DEVICE_OPTIONS: Final = tuple(f"--device={device}" for device in _AMD_DEVICES)
 _SHOW_GPUS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("apptainer", "cuda"): ("--nv",),
     ("apptainer", "rocm"): ("--rocm",),
-    ("apptainer", "cpu"): (),
     ("podman", "cuda"): ("--device=nvidia.com/gpu=all",),
     ("podman", "rocm"): (*_AMD_DEVICE_OPTIONS, "--group-add=keep-groups", "--security-opt=seccomp=unconfined"),
-    ("podman", "cpu"): (),
     ("docker", "cuda"): ("--gpus=all",),
     ("docker", "rocm"): (*_AMD_DEVICE_OPTIONS, "--security-opt=seccomp=unconfined"),
-    ("docker", "cpu"): (),
 }
-
-
-def _pyxis_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
-    yield f"--container-workdir={run_dir.root.absolute()}"
-    yield from ("--no-container-mount-home", "--container-remap-root", "--container-writable")
-    yield "--no-container-entrypoint"
-    secrets = list_secrets(plan)
-    if secrets:
-        yield f"--container-env={','.join(secrets)}"
-
-
-def _apptainer_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
-    yield from ("--cleanenv", "--no-home", "--writable-tmpfs")
-    yield f"--env={','.join(f'{name}={CACHE}' for name in _CACHES)}"
-    yield from _SHOW_GPUS["apptainer", plan.hardware.platform]
-    yield f"--pwd={run_dir.root.absolute()}"
-    for bind in list_binds(plan, run_dir):
-        yield f"--mount={_mount_fields(bind, 'destination', 'ro')}"
-
-
-def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
-    yield from _engine_options(plan, run_dir)
-    yield "--user=0:0"  # Root here is the submitting user; an image's own user could not write to the run directory.
-    yield "--pids-limit=-1"  # Podman allows 2048 threads by default; Ray on a node with 100 cores starts more.
-    yield "--security-opt=label=disable"
-    for bind in list_binds(plan, run_dir):
-        yield f"--volume={bind.source}:{bind.target}{':ro' * bind.is_read_only}"
-    yield from _SHOW_GPUS["podman", plan.hardware.platform]
-
-
-def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
-    yield from _engine_options(plan, run_dir)
-    # the image has no home folder and no name for the submitting user
-    yield from ("--env=HOME=/tmp", "--env=USER=rlk-repro")
-    for bind in list_binds(plan, run_dir):
-        yield f"--mount={_mount_fields(bind, 'target', 'readonly')}"
-    yield from _SHOW_GPUS["docker", plan.hardware.platform]
-
-
-def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+# a mount of a source and a target, and what makes it read-only
+_MOUNTS: Final = {
+    "apptainer": ("--mount=type=bind,source={},destination={}", ",ro"),
+    "podman": ("--volume={}:{}", ":ro"),
+    "docker": ("--mount=type=bind,source={},target={}", ",readonly"),
+}
+_ENGINE: Final = (
     # Ray and NCCL need the node's network and shared memory
-    yield from ("--rm", "--network=host", "--ipc=host", "--entrypoint=")
-    yield from ("--cap-drop=ALL", "--security-opt=no-new-privileges")
-    yield f"--workdir={run_dir.root.absolute()}"
-    yield from (f"--env={name}" for name in list_secrets(plan))
-
-
-_OPTIONS: Final[Mapping[str, Callable[[Plan, RunDir], Iterator[str]]]] = {
-    "pyxis": _pyxis_options,
-    "apptainer": _apptainer_options,
-    "podman": _podman_options,
-    "docker": _docker_options,
+    *("--rm", "--network=host", "--ipc=host", "--entrypoint=", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+    *("--workdir={folder}", "{secrets}"),
+)
+_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "pyxis": (
+        *("--container-workdir={folder}", "--no-container-mount-home", "--container-remap-root"),
+        *("--container-writable", "--no-container-entrypoint", "{pyxis secrets}"),
+    ),
+    "apptainer": (
+        *("--cleanenv", "--no-home", "--writable-tmpfs", f"--env={','.join(f'{name}={CACHE}' for name in _CACHES)}"),
+        *("{gpus}", "--pwd={folder}", "{mounts}"),
+    ),
+    "podman": (
+        *_ENGINE,
+        "--user=0:0",  # Root here is the submitting user; an image's own user could not write to the run directory.
+        "--pids-limit=-1",  # Podman allows 2048 threads by default; Ray on a node with 100 cores starts more.
+        *("--security-opt=label=disable", "{mounts}", "{gpus}"),
+    ),
+    # the image has no home folder and no name for the submitting user
+    "docker": (*_ENGINE, "--env=HOME=/tmp", "--env=USER=rlk-repro", "{mounts}", "{gpus}"),
 }
-
-
-def _mount_fields(bind: Bind, target: str, read_only: str) -> str:
-    """Return one mount as a line of quoted comma-separated values, which is the form that the runtimes parse."""
-    fields = ["type=bind", f"source={bind.source}", f"{target}={bind.target}"]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow([*fields, read_only] if bind.is_read_only else fields)
-    return text.getvalue()

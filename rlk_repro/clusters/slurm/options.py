@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.escapes import printable
 from rlk_repro.clusters.api import SURROUNDINGS_MIN
 from rlk_repro.clusters.asking import NOT_WHOLE, find_count_problems, list_secrets
-from rlk_repro.clusters.slurm.client import is_slice
+from rlk_repro.clusters.profiles import is_slice, name_gpus
 from rlk_repro.plan import LIMIT_PER_ESTIMATE, Plan
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import SlurmSettings
+from rlk_repro.spec import Hardware, SlurmSettings
 
 _SHORT_HASH: Final = 12
 _NODE: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -26,8 +27,8 @@ def slurm_settings(plan: Plan) -> SlurmSettings:
 
 def time_limit_min(plan: Plan) -> int:
     """Return the job's time limit in minutes: all trials and the work around them, at most the profile's limit."""
-    needed_min, most_min = _surround(plan, _trials_min(plan)), slurm_settings(plan).max_time_min
-    return math.ceil(needed_min if most_min is None else min(needed_min, most_min))
+    needed_min = _surround(plan, _trials_min(plan))
+    return math.ceil(min(needed_min, slurm_settings(plan).max_time_min or needed_min))
 
 
 def find_max_jobs(plan: Plan) -> int:
@@ -49,24 +50,38 @@ def _trials_min(plan: Plan) -> float:
     return min(trials_min + plan.num_stores * plan.storing_limit_min, plan.all_limits_min)
 
 
-def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
-    settings = slurm_settings(plan)
+def shortest_job_min(plan: Plan) -> float:
+    """Return the minutes that a job needs for one pair, session or set of stored rollouts."""
     longest_min = max(plan.group_limit_min, plan.storing_limit_min if plan.num_stores else 0.0)
-    pair_min = longest_min + settings.stop_before_s / 60
+    return longest_min + slurm_settings(plan).stop_before_s / 60
+
+
+def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
+    settings, pair_min = slurm_settings(plan), shortest_job_min(plan)
     if settings.max_time_min is not None and settings.max_time_min < pair_min:
-        yield Problem(
-            f"profile {plan.profile.profile}: slurm.max_time_min",
-            f"is shorter than the time limit of one {'session' if plan.is_crossover else 'pair of trials'}",
-            got=settings.max_time_min,
-            expected=f"at least {pair_min:g}",
-        )
-    if is_slice(settings.gres):
-        where = f"profile {plan.profile.profile}: slurm.gres"
-        yield Problem(where, NOT_WHOLE, got=settings.gres, expected="whole GPUs")
+        unit = "session" if plan.is_crossover else "pair of trials"
+        what = f"is shorter than the time limit of one {unit}"
+        where = f"profile {plan.profile.profile}: slurm.max_time_min"
+        yield Problem(where, what, got=settings.max_time_min, expected=f"at least {pair_min:g}")
+    if plan.num_gpus and (problem := find_gres_problem(settings.gres, plan.hardware)):
+        yield replace(problem, where=f"profile {plan.profile.profile}: {problem.where}")
+    for option in settings.extra:
+        if option.startswith(("--cluster", "-M")):
+            what = "sends the job to another cluster, where rlk-repro does not find it"
+            yield Problem(f"profile {plan.profile.profile}: slurm.extra", what, got=option)
     yield from find_count_problems(plan, nodes)
     for name in nodes:
         if _NODE.fullmatch(name) is None:
             yield Problem("--same-nodes", "is not a node name", got=name, expected="one name per node")
+
+
+def find_gres_problem(gres: str, hardware: Hardware) -> Problem | None:
+    """Find a GRES type whose words name a slice, a variant that the hardware file refuses, or another GPU."""
+    if is_slice(gres):
+        return Problem("slurm.gres", NOT_WHOLE, got=gres, expected="whole GPUs")
+    if None in name_gpus([gres], {hardware.hardware: hardware}):
+        return Problem("slurm.gres", "names another GPU than the hardware", got=gres, expected=hardware.title)
+    return None
 
 
 def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]:

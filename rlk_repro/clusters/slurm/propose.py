@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from rlk_repro.clusters.asking import NOT_WHOLE
-from rlk_repro.clusters.profiles import Ask, Proposal, make_name, name_hardware
-from rlk_repro.clusters.slurm.client import is_slice, probe_config, read_client, require_slurm
+from rlk_repro.clusters.profiles import NONE, Ask, Proposal, is_slice, make_name, name_hardware
+from rlk_repro.clusters.slurm.client import probe_config, read_client, require_slurm
 from rlk_repro.images.importing import is_imported
 from rlk_repro.spec import Hardware
-from rlk_repro.spec.site import Runtime
 
 FIELDS: Final = "%P|%a|%l|%D|%T|%G|%f"
-UNUSABLE: Final = frozenset(
-    {"down", "drained", "draining", "fail", "failing", "maint", "unknown", "inval", "future", "error", "blocked"}
-)
-TOOLS: Final = {"apptainer": ("apptainer", "singularity"), "podman": ("podman",), "docker": ("docker",)}
-NONE: Final = "none of these"
+# the words of usable states; * is a node that does not answer, $ one in a maintenance reservation
+USABLE: Final = re.compile(r"(?:idle|mixed|allocated|completing|reserved|planned)[^*$]?")
 _TIME: Final = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
@@ -54,9 +49,14 @@ def propose_slurm(hardware: Mapping[str, Hardware], images: Path, ask: Ask) -> t
     cluster = config.get("ClusterName", "")
     version = config.get("SLURM_VERSION") or read_client("sinfo", "--version").rpartition(" ")[2].strip()
     remarks: list[str] = []
-    offers = parse_offers(read_client("sinfo", "--noheader", f"--format={FIELDS}"), hardware)
+    offers = parse_offers(read_client("sinfo", "--noheader", f"--format={FIELDS}", must_answer=True), hardware)
     offer = _choose_offer(offers, ask, remarks)
     runtime, container = _choose_container(images, ask, remarks)
+    block_size = parse_block_size(read_client("scontrol", "show", "topology"))
+    if block_size and () < tuple(map(int, re.findall(r"\d+", version)[:2])) < (24, 5):
+        what = f"sbatch --segment needs Slurm 24.05, and this is {version}"
+        remarks.append(f"block_size: left out, because {what}")
+        block_size = None
     values: dict[str, Any] = {
         "schema": 1,
         "profile": make_name(cluster),
@@ -64,10 +64,9 @@ def propose_slurm(hardware: Mapping[str, Hardware], images: Path, ask: Ask) -> t
         "purpose": f"Partition {offer.partition} of cluster {cluster or 'without a name'}.",
         "hardware": _choose_hardware(offer, hardware, ask, remarks),
         "slurm": {
-            "account": _choose_account(offer.partition, ask),
             "partition": offer.partition or None,
             "gres": offer.gres,
-            "block_size": parse_block_size(read_client("scontrol", "show", "topology")),
+            "block_size": block_size,
             "max_time_min": None if offer.max_time_min is None else int(offer.max_time_min),
         },
         "container": {"runtime": runtime, **container},
@@ -88,7 +87,7 @@ def parse_offers(text: str, hardware: Mapping[str, Hardware]) -> list[Offer]:
         if len(fields) != FIELDS.count("|") + 1 or not fields[3].isdigit():
             continue
         name, is_up, limit, num_nodes, state, gres, words = fields
-        is_usable = is_up == "up" and re.sub(r"\W+$", "", state).lower() not in UNUSABLE
+        is_usable = is_up == "up" and USABLE.fullmatch(state) is not None
         features = [word for word in re.split(r"[,&|]", words) if word != "(null)"]
         for kind, count in parse_gres(gres) or [("none", 0)]:
             offer = Offer(
@@ -100,16 +99,15 @@ def parse_offers(text: str, hardware: Mapping[str, Hardware]) -> list[Offer]:
 
 
 def parse_gres(text: str) -> list[tuple[str, int]]:
-    """Read GPUs and their number from ``gpu:nvidia_h200:8(S:0-1),gpu:4090:2``; the list of sockets may hold commas."""
+    """Read GPUs and their number from ``gpu:nvidia_h200:8(S:0-1),gpu:4090``."""
     found = []
-    for item in re.split(r",(?![^(]*\))", text):
-        name, *parts = re.sub(r"\(.*\)", "", item.strip()).split(":")
-        if name != "gpu" or len(parts) > 2:
-            continue
-        # a type may be a number, such as 4090; no node has a hundred GPUs
-        has_count = parts and parts[-1].isdecimal() and (len(parts) == 2 or len(parts[-1]) < 3)
-        count = int(parts.pop()) if has_count else 1
-        found.append((":".join(["gpu", *parts]), count))
+    for item in re.sub(r"\(.*?\)", "", text).split(","):
+        words, number = item.split(":"), 1  # without a number it is one
+        # a type may be a number as well, such as 4090; no node has a hundred GPUs
+        if words[-1].isdecimal() and (len(words) == 3 or len(words[-1]) < 3):
+            number = int(words.pop())
+        if words and words[0] == "gpu":
+            found.append((":".join(words), number))
     return found
 
 
@@ -142,7 +140,10 @@ def _choose_offer(offers: Sequence[Offer], ask: Ask, remarks: list[str]) -> Offe
     likeliest = next(iter(own))
     if len(own) > 1:
         remarks.append(f"gres: the partition has nodes of several kinds: {', '.join(own)}")
-        return own[ask("Which nodes?", list(own), likeliest)]
+        first, second, *_ = own.values()
+        is_open = _rank(first) == _rank(second) and first.hardware != second.hardware
+        answer = ask("Which nodes?", [*own, NONE], NONE if is_open else likeliest)
+        return own[answer] if answer != NONE else replace(own[likeliest], gres="gpu", hardware=None)
     return own[likeliest]
 
 
@@ -162,11 +163,12 @@ def _choose_hardware(offer: Offer, hardware: Mapping[str, Hardware], ask: Ask, r
 
 
 def _choose_container(images: Path, ask: Ask, remarks: list[str]) -> tuple[str, dict[str, str]]:
-    found = {name for name, tools in TOOLS.items() if any(shutil.which(tool) for tool in tools)}
+    runtimes = ["host"]
+    if shutil.which("apptainer") or shutil.which("singularity"):
+        runtimes.insert(0, "apptainer")
     if "--container-image" in read_client("srun", "--help"):
-        found.add("pyxis")
-    runtimes: list[str] = [runtime for runtime in get_args(Runtime) if runtime in found]
-    runtime = ask("How is an image started on the nodes?", [*runtimes, "host"], (runtimes or ["host"])[0])
+        runtimes.insert(0, "pyxis")
+    runtime = ask("How is an image started on the nodes?", runtimes, runtimes[0])
     values = {}
     if is_imported(runtime):
         values["image_dir"] = str(images)
@@ -174,22 +176,3 @@ def _choose_container(images: Path, ask: Ask, remarks: list[str]) -> tuple[str, 
     values["python" if runtime == "host" else "host_python"] = sys.executable
     remarks.append(f"without a container the nodes run {sys.executable}, which must exist on the nodes too")
     return runtime, values
-
-
-def _choose_account(partition: str, ask: Ask) -> str | None:
-    accounts = list(dict.fromkeys(_list_accounts(partition)))
-    if len(accounts) < 2:
-        return accounts[0] if accounts else None
-    return ask("Which account?", accounts, accounts[0])
-
-
-def _list_accounts(partition: str) -> Iterator[str]:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        return
-    words = ("--noheader", "--parsable2", "show", "associations", f"user={user}", "format=account,partition")
-    for line in read_client("sacctmgr", *words).splitlines():
-        account, _, place = line.strip().partition("|")
-        if account and place in {"", partition}:
-            yield account

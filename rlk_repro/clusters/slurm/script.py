@@ -5,27 +5,27 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.resources import data_dir
 from rlk_repro.clusters.asking import list_secrets
+from rlk_repro.clusters.slurm.client import SACCT_FIELDS
 from rlk_repro.clusters.slurm.container import (
     AMD_VISIBILITY,
     CACHE,
     ENGINES,
     container_settings,
     find_container_problems,
+    find_image,
     find_python,
     find_remarks,
     find_runtime,
+    list_binds,
     list_entry,
     list_fabric,
-    list_pyxis_mounts,
     list_runtime_options,
-    make_image_name,
     make_import,
 )
 from rlk_repro.clusters.slurm.options import find_option_problems, list_options, slurm_settings
@@ -36,25 +36,23 @@ from rlk_repro.rundir.paths import RunDir
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
-@dataclass(frozen=True)
-class Directive:
+class Directive(str):
     """One option of an ``#SBATCH`` line, which has sbatch's own syntax, not the shell's."""
 
-    text: str
+    __slots__ = ()
 
 
-@dataclass(frozen=True)
-class ShellLine:
-    text: str
+class ShellLine(str):
+    __slots__ = ()
 
 
 def quote(value: Any) -> str:
     """Return ``value`` in a script's syntax: strings become shell words; raise TypeError for an unsupported type."""
     match value:
-        case Directive(text):
-            return quote_directive(text)
-        case ShellLine(text):
-            return text
+        case Directive():
+            return quote_directive(value)
+        case ShellLine():
+            return value
         case str():
             return _quote_word(value)
         case int() if not isinstance(value, bool):
@@ -69,8 +67,7 @@ def quote_directive(text: str) -> str:
     """Quote ``--name=value`` for sbatch: in double quotes, sbatch takes the character after a backslash unchanged."""
     if "\n" in text or "\0" in text:
         raise ValueError(f"not one line: {text!r}")
-    name, equals, value = text.partition("=")
-    return _quote_part(name) + equals + _quote_part(value) if equals else _quote_part(text)
+    return "=".join(_quote_part(part) for part in text.split("=", 1))
 
 
 def _quote_part(text: str) -> str:
@@ -111,23 +108,19 @@ def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> 
 def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
     """Return the sbatch command with the options that hold a path: a path's line feed would split an #SBATCH line."""
     absolute = RunDir(run_dir.root.absolute())
-    return (
-        "sbatch",
-        "--parsable",
-        f"--chdir={absolute.root}",
-        f"--output={_escape_folder(str(absolute.root))}/{absolute.job_output('%j').name}",
-        str(absolute.job / SCRIPT),
-    )
-
-
-def _escape_folder(folder: str) -> str:
-    """Escape a path for Slurm, which expands ``%`` only in a path without a backslash."""
-    return folder.replace("\\", "\\\\") if "\\" in folder else folder.replace("%", "%%")
+    folder = str(absolute.root).replace("%", "%%")
+    if "\\" in folder:  # Slurm expands % only in a path without a backslash
+        folder = str(absolute.root).replace("\\", "\\\\")
+    output = f"--output={folder}/{absolute.job_output('%j').name}"
+    return ("sbatch", "--parsable", f"--chdir={absolute.root}", output, str(absolute.job / SCRIPT))
 
 
 def _list_values(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Mapping[str, Any]:
     slurm, container = slurm_settings(plan), container_settings(plan)
-    absolute = RunDir(run_dir.root.absolute())
+    absolute, image = RunDir(run_dir.root.absolute()), find_image(plan)
+    mounts = []
+    for bind in list_binds(plan, absolute):
+        mounts.append(f"{bind.source}:{bind.target}" + (":ro" if bind.is_read_only else ""))
     return {
         "options": [Directive(option) for option in list_options(plan, absolute, nodes)],
         "setup": [ShellLine(line) for line in slurm.setup],
@@ -140,7 +133,7 @@ def _list_values(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Mapping[s
         "requeue": slurm.requeue,
         "stop_before_s": slurm.stop_before_s,
         "scheduler": absolute.scheduler.name,
-        "accounting_fields": str(absolute.accounting_fields.relative_to(absolute.root)),
+        "accounting_fields": ShellLine(SACCT_FIELDS),
         "srun_options": [*_SRUN_OPTIONS, *slurm.srun_extra],
         "private": environment.PRIVATE.pattern,
         "num_nodes": plan.layout.num_nodes,
@@ -156,8 +149,8 @@ def _list_values(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Mapping[s
         "has_package": container.package_dir is not None,
         "runtime_options": list_runtime_options(plan, absolute),
         "fabric": list_fabric(plan),
-        "mounts": list_pyxis_mounts(plan, absolute),
-        "image_name": make_image_name(plan),
+        "mounts": ",".join(mounts),
+        "image_name": "" if image is None else image.pinned,
         "image": make_import(plan),
     }
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -22,15 +21,10 @@ _SUMS: Final = ("abs", "k1", "k3")
 _NUM_ROWS: Final = NUM_POSITIONS + NUM_LOG_PROBS
 
 
-@dataclass(frozen=True)
-class _Microbatch:
-    """The arguments of one call of the trainer's loss, by sample; only ``tokens`` includes the tokens of the prompt."""
-
-    ours: Sequence[torch.Tensor]
-    theirs: Sequence[torch.Tensor]
-    masks: Sequence[torch.Tensor]
-    tokens: Sequence[torch.Tensor]
-    responses: Sequence[int]
+Microbatch: TypeAlias = Mapping[str, Any]
+"""What one call of the trainer's loss gets: lists by name, with one entry per sample."""
+_PER_TOKEN: Final = ("log_probs", "rollout_log_probs", "loss_masks", "unconcat_tokens")
+_LISTS: Final = (*_PER_TOKEN, "response_lengths")
 
 
 class TokenRecord:
@@ -38,7 +32,7 @@ class TokenRecord:
 
     def __init__(self, refusal: str = "", turn: Turn | None = None) -> None:
         self._refusal, self._reason, self._turn = refusal, refusal, turn
-        self._seen: list[_Microbatch] = []
+        self._seen: list[Microbatch] = []
 
     def follow_loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the trainer's loss of a microbatch, and record its arguments after the call."""
@@ -60,7 +54,7 @@ class TokenRecord:
         reason, self._reason = self._reason, self._refusal
         if reason or not seen:
             return {"reason": reason} if reason else None
-        device = seen[0].ours[0].device
+        device = seen[0]["log_probs"][0].device
         if device.type == "cuda":
             # finish the work that the trainer has queued on the device, because ``seconds`` must not include this work
             torch.cuda.synchronize(device)
@@ -91,24 +85,20 @@ class TokenRecord:
         elif not list(responses) == [len(part) for part in ours] == [len(part) for part in theirs]:
             self._reason = "log-probs of training and rollout do not cover the same tokens"
         else:
-            self._seen.append(
-                _Microbatch(
-                    ours=ours,
-                    theirs=theirs,
-                    masks=batch["loss_masks"],
-                    tokens=batch["unconcat_tokens"],
-                    responses=responses,
-                )
-            )
+            # only references: the trainer's own dictionary may change before the step ends
+            self._seen.append({name: batch[name] for name in _LISTS})
 
 
-def _join(seen: Sequence[_Microbatch]) -> _Microbatch:
-    """Return all microbatches merged into one, because counting one takes fewer kernel launches than counting many."""
-    names = [field.name for field in fields(_Microbatch)]
-    return _Microbatch(**{name: [part for item in seen for part in getattr(item, name)] for name in names})
+def _join(seen: Sequence[Microbatch]) -> Microbatch:
+    """Merge all microbatches into one, because counting one takes fewer kernel launches."""
+    merged: dict[str, list[Any]] = {name: [] for name in _LISTS}
+    for item in seen:
+        for name in _LISTS:
+            merged[name].extend(item[name])
+    return merged
 
 
-def _count(microbatch: _Microbatch) -> torch.Tensor:
+def _count(microbatch: Microbatch) -> torch.Tensor:
     """Return counts, sums and the largest difference as one float64 tensor, so that the host needs a single copy.
 
     First comes a table with one row for each band of positions, then one for each band of log-probs.  Each column
@@ -116,13 +106,14 @@ def _count(microbatch: _Microbatch) -> torch.Tensor:
     table come, in this order: ``_SUMS``; ``abs`` for each band of positions; the largest difference, with its token's
     index and id; and the number of tokens that have a log-prob that is not finite.
     """
-    ours = torch.cat(list(microbatch.ours)).double()
+    lengths = microbatch["response_lengths"]
+    ours = torch.cat(microbatch["log_probs"]).double()
     place = ours.device
-    theirs = torch.cat(list(microbatch.theirs)).to(place).double()
-    trained = torch.cat(list(microbatch.masks)).to(place) != 0
-    parts = zip(microbatch.tokens, microbatch.responses, strict=True)
+    theirs = torch.cat(microbatch["rollout_log_probs"]).to(place).double()
+    trained = torch.cat(microbatch["loss_masks"]).to(place) != 0
+    parts = zip(microbatch["unconcat_tokens"], lengths, strict=True)
     tokens = torch.cat([part[len(part) - length :] for part, length in parts]).to(place)
-    position = torch.cat([torch.arange(length) for length in microbatch.responses]).to(place)
+    position = torch.cat([torch.arange(length) for length in lengths]).to(place)
     r = ours - theirs
     is_finite = torch.isfinite(ours) & torch.isfinite(theirs)
     counts = trained & is_finite
@@ -144,10 +135,10 @@ def _count(microbatch: _Microbatch) -> torch.Tensor:
     return torch.cat([table, torch.stack(single), by_position, torch.stack([value.double() for value in last])])
 
 
-def _find_place(seen: Sequence[_Microbatch], position: int) -> dict[str, int]:
+def _find_place(seen: Sequence[Microbatch], position: int) -> dict[str, int]:
     """Find token number ``position`` of a step: return its microbatch, its sample and its position in the response."""
     for number, microbatch in enumerate(seen):
-        for sample, length in enumerate(microbatch.responses):
+        for sample, length in enumerate(microbatch["response_lengths"]):
             if position < length:
                 return {"microbatch": number, "sample": sample, "position": position}
             position -= length

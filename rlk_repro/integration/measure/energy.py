@@ -1,4 +1,4 @@
-"""Read the energy that this process's GPU uses, by NVML's counter (the optional package nvidia-ml-py)."""
+"""Read the energy that this process's GPU uses, by NVML's counter (the package nvidia-ml-py)."""
 
 from __future__ import annotations
 

@@ -75,9 +75,11 @@ class Installation:
             return
         replacement = make(original)
         setattr(replacement, _HANDLE, self)
-        undo = (setattr, owner, name, original) if name in vars(owner) else (delattr, owner, name)
+        if name in vars(owner):
+            self._undo.callback(setattr, owner, name, original)
+        else:
+            self._undo.callback(delattr, owner, name)  # the original is an attribute of the owner's class
         setattr(owner, name, replacement)
-        self._undo.callback(*undo)
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
     def rebind_phases(self, owner: Any, phases: Mapping[str, str], follow: Maker | None) -> None:
@@ -186,13 +188,4 @@ def _check_signature(owner: Any, name: str, expected: str) -> Problem | None:
     found = inspect.Signature([inspect.Parameter(item.name, item.kind) for item in parameters])
     if str(found) == expected:
         return None
-    return Problem(where, f"takes other arguments ({_differ(found, expected)})", got=str(found), expected=expected,
-                   hint=hint)  # fmt: skip
-
-
-def _differ(found: inspect.Signature, expected: str) -> str:
-    names = [name for name in expected.strip("()").split(", ") if name.isidentifier()]
-    lacks = [name for name in names if name not in found.parameters]
-    adds = [name for name in found.parameters if name not in names]
-    parts = [f"{verb} {', '.join(some)}" for verb, some in (("lacks", lacks), ("adds", adds)) if some]
-    return "; ".join(parts) or "the order or kind of parameters differs"
+    return Problem(where, "takes other arguments", got=str(found), expected=expected, hint=hint)

@@ -46,10 +46,11 @@ def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
         "torch_git": torch.version.git_version or _unknown("this build of torch does not report its commit"),
         "cuda": torch.version.cuda or _unknown("torch was built without CUDA"),
         "hip": torch.version.hip or _unknown("torch was built without HIP"),
-        "cudnn": _find_cudnn_version(),
-        "cudnn_file": _find_loaded(maps, CUDNN),
-        "nccl": _find_nccl_version(),
-        "nccl_file": _find_loaded(maps, COLLECTIVES),
+        # torch raises an error if another library has loaded an older cuDNN
+        "cudnn": _try(torch.backends.cudnn.version, "torch was built without cuDNN"),
+        "cudnn_file": _try(lambda: _find_loaded(maps, CUDNN), "not loaded"),
+        "nccl": _try(_find_nccl_version, "torch was built without NCCL"),
+        "nccl_file": _try(lambda: _find_loaded(maps, COLLECTIVES), "not loaded"),
         "transport": read_transport(),
         "blas": _find_blas(torch.__config__.show()),
         "num_threads": torch.get_num_threads(),
@@ -64,29 +65,27 @@ def _unknown(reason: str) -> dict[str, str]:
     return {"unknown": reason}
 
 
-def _find_nccl_version() -> Any:
+def _try(read: Callable[[], Any], if_none: str) -> Any:
+    """Return what ``read`` finds; if it finds nothing or fails, the value is unknown."""
     try:
-        return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    except (AttributeError, RuntimeError):
-        return _unknown("torch was built without NCCL")
-
-
-def _find_cudnn_version() -> Any:
-    """torch raises an error if another library, such as Transformer Engine, has loaded an older cuDNN."""
-    try:
-        return torch.backends.cudnn.version() or _unknown("torch was built without cuDNN")  # type: ignore[no-untyped-call]
+        return read() or _unknown(if_none)
+    except AttributeError:
+        return _unknown(if_none)
+    except OSError as error:
+        return _unknown(error.strerror or "not readable")
     except RuntimeError as error:
         return _unknown(str(error))
 
 
-def _find_loaded(maps: Path, wanted: re.Pattern[str]) -> Any:
-    try:
-        paths = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if wanted.search(line)}
-        return [{"path": _name_file(path), "sha256": sha256_file(Path(path))} for path in sorted(paths)] or _unknown(
-            "not loaded"
-        )
-    except OSError as error:
-        return _unknown(error.strerror or "not readable")
+def _find_nccl_version() -> str:
+    parts = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, parts))
+
+
+def _find_loaded(maps: Path, wanted: re.Pattern[str]) -> list[dict[str, str]]:
+    lines = [line for line in maps.read_text().splitlines() if wanted.search(line)]
+    paths = sorted({line.split(maxsplit=5)[5] for line in lines})
+    return [{"path": _name_file(path), "sha256": sha256_file(Path(path))} for path in paths]
 
 
 def _find_blas(configuration: str) -> Any:
@@ -98,10 +97,7 @@ def _describe(name: str, read: Callable[[Any], Any]) -> Any:
     """Return what ``read`` finds of a module, if the process has loaded it."""
     if name not in sys.modules:
         return _unknown("not loaded")
-    try:
-        return read(sys.modules[name])
-    except OSError as error:
-        return _unknown(error.strerror or "not readable")
+    return _try(lambda: read(sys.modules[name]), "not found")
 
 
 def _hash_sources(module: Any) -> Any:

@@ -171,7 +171,8 @@ class StepProfile:
 
     def _keep_peaks(self, suffix: str | None = None) -> None:
         for key, value in self._memory.read_peaks().items():
-            for name in (key, *([] if suffix is None else [key + suffix])):
+            names = [key] if suffix is None else [key, key + suffix]
+            for name in names:
                 self._peaks[name] = max(self._peaks.get(name, 0), value)
         self._memory.reset()
 
@@ -208,12 +209,12 @@ class _BackwardSpan:
         self._num_left = 0
 
     def mark_input(self, value: Any) -> Any:
-        """The autograd node of a tensor's view tells when the gradient is ready."""
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             return value
         self.num_inputs += 1
         view = value.view_as(value)
-        _node(view).register_hook(self.leave)
+        assert view.grad_fn is not None, "a view of a tensor that requires grad has a node"
+        view.grad_fn.register_hook(self.leave)  # tells when the gradient is ready
         return view
 
     def watch_outputs(self, result: Any) -> None:
@@ -237,11 +238,6 @@ class _BackwardSpan:
             self._intervals.append((self._name, self._begin, self._end))
         self._begin = self._end = None
         self._num_left = 0
-
-
-def _node(tensor: torch.Tensor) -> torch.autograd.graph.Node:
-    assert tensor.grad_fn is not None, "a view of a tensor that requires grad has no autograd node"
-    return tensor.grad_fn
 
 
 def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -268,19 +264,16 @@ def _count_load(_module: Any, _function: Any, name: str, *_: Any) -> None:
 def read_counts() -> dict[str, int]:
     """Return how often torch compiled code, Triton loaded kernels of RL-Kernel, and torch retried allocations.
 
-    Neither ``torch._dynamo`` nor Triton is imported for this.
+    Neither ``torch._dynamo``, without which torch compiles nothing, nor Triton is imported for this.
     """
-    counts: dict[str, int] = {}
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None:
-        found = dynamo.counters
-        counts["compilations"] = found["frames"]["total"]
-        counts["recompile_limit_hits"] = sum(
-            count
-            for reasons in list(found.values())
-            for reason, count in reasons.items()
-            if "recompile limit exceeded" in str(reason)
-        )
+    found: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    hits = (
+        count
+        for reasons in list(found.values())
+        for reason, count in reasons.items()
+        if "recompile limit exceeded" in str(reason)
+    )
+    counts = {"compilations": found.get("frames", {}).get("total", 0), "recompile_limit_hits": sum(hits)}
     knobs: Any = getattr(sys.modules.get("triton.knobs"), "runtime", None)
     hooks: Any = getattr(knobs, "kernel_load_end_hook", None)
     if hasattr(hooks, "add"):

@@ -22,8 +22,8 @@ from rlk_repro.integration.measure.ledger import Ledger
 from rlk_repro.integration.measure.profile import StepProfile
 from rlk_repro.integration.route.api import NO_CALLS, Turn
 from rlk_repro.integration.route.batch import CurrentBatch
-from rlk_repro.integration.route.errors import RouteFailed, find_failures
 from rlk_repro.integration.route.log_probs import Shard
+from rlk_repro.integration.route.rl_kernel import RouteFailed, find_failures
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.operators import Refusal
 

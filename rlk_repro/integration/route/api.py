@@ -85,21 +85,21 @@ class Turn:
 
 def dispatch_calls(
     native: Callable[..., Any],
-    claims: Sequence[Claim],
+    enabled: Sequence[Claim],
+    baseline: Sequence[Claim],
     recorder: Recorder,
     turn: Turn,
-    *,
-    of_baseline: bool = False,
 ) -> Callable[..., Any]:
     """Wrap the trainer's function: a call goes to the first route that serves it, otherwise to the function itself.
 
-    The claims are those of the enabled variant or, with ``of_baseline``, of the baseline.
+    Each variant has claims of its own, and ``turn`` says whose turn it is.
     The function must have a parameter ``logits`` [..., T, V]; T is the number of tokens.
     """
     signature = inspect.signature(native)
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        if turn.is_enabled is of_baseline:
+        claims = enabled if turn.is_enabled else baseline
+        if not claims:
             return native(*args, **kwargs)
         record = turn.aside or recorder
         bound = signature.bind(*args, **kwargs)

@@ -16,9 +16,8 @@ import torch
 from rlk_repro.integration.route import log_probs
 from rlk_repro.integration.route.api import Call, Route, RouteContext
 from rlk_repro.integration.route.batch import find_old, pack, pack_tokens
-from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import FirstCallCheck, Shard
-from rlk_repro.integration.route.rl_kernel import load_operator
+from rlk_repro.integration.route.rl_kernel import RouteFailed, load_operator
 from rlk_repro.operators import Platform, Reason, Refusal
 
 

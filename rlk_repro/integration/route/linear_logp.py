@@ -12,9 +12,8 @@ from typing import Any, Final
 import torch
 
 from rlk_repro.integration.route.api import Call, Route, RouteContext
-from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import Shard, check_result, find_form_refusal
-from rlk_repro.integration.route.rl_kernel import load_operator
+from rlk_repro.integration.route.rl_kernel import RouteFailed, load_operator
 from rlk_repro.operators import OPERATORS, Platform, Reason, Refusal, find_split_refusal
 
 NAME: Final = "linear_logp"

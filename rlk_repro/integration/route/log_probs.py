@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 import torch
 import torch.distributed as dist
 
-from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.moments import find_moments
+from rlk_repro.integration.route.rl_kernel import RouteFailed
 from rlk_repro.operators import Reason, Refusal
 
 LogP: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -96,15 +96,6 @@ def _pick(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return logits.gather(1, columns.unsqueeze(1)).squeeze(1).float()
 
 
-@dataclass(frozen=True)
-class Joined:
-    """Per row: the log-prob over the whole vocabulary, this shard's share of the probability, and the entropy."""
-
-    log_probs: torch.Tensor
-    weights: torch.Tensor | None
-    entropy: torch.Tensor | None
-
-
 def find_value_refusal(
     logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, probed: Sequence[int] = ()
 ) -> Refusal | None:
@@ -166,8 +157,9 @@ def select_no_grad(
     targets = Targets.find(logits, tokens, shard)
     local = logp(logits, targets.columns)
     check_result("logp", local, tokens)
-    joined = _join(targets, local, find_moments(logits).entropy if with_entropy else None, shard)
-    return joined.log_probs, joined.entropy
+    entropy = find_moments(logits).entropy if with_entropy else None
+    log_probs, _, entropy = _join(targets, local, entropy, shard)
+    return log_probs, entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,11 +236,11 @@ class ShardLogProbs(torch.autograd.Function):
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
             local = select(leaf)
-        joined = _join(targets, local.detach(), entropy, shard)
-        ctx.leaf, ctx.local, ctx.targets, ctx.weights = leaf, local, targets, joined.weights
-        if joined.entropy is not None:
-            ctx.mark_non_differentiable(joined.entropy)
-        return joined.log_probs, joined.entropy
+        log_probs, ctx.weights, entropy = _join(targets, local.detach(), entropy, shard)
+        ctx.leaf, ctx.local, ctx.targets = leaf, local, targets
+        if entropy is not None:
+            ctx.mark_non_differentiable(entropy)
+        return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _entropy: torch.Tensor | None = None) -> tuple[Any, ...]:
@@ -301,15 +293,17 @@ def can_mend(operators: Operators, device: torch.device) -> bool:
     return all(torch.allclose(one, other, atol=1e-5, rtol=0) for one, other in zip(*results, strict=True))
 
 
-def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, shard: Shard) -> Joined:
-    """Combine the shards' log-probs and entropies into the log-probs and entropies of the whole vocabulary.
+def _join(
+    targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, shard: Shard
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Combine the shards: return log-probs, this shard's share of the probability, and entropies.
 
     In shard r, a column has the logit a and the log-prob l, so the shard's log-sum-exp is n_r = a - l.  Let n be the
     log-sum-exp of all shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).
     For precision, the largest of the shards' logits ``a`` is first subtracted; all ranks get bitwise equal results.
     """
     if targets.split is None:
-        return Joined(local, None, entropy)
+        return local, None, entropy
     parts = [targets.split.asked_logits, local, targets.split.logits, targets.split.is_own.float()]
     if entropy is not None:
         parts.append(entropy)
@@ -325,7 +319,7 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
     log_probs = torch.where(is_own.bool(), tokens - top, 0.0).sum(dim=0) - total
     if entropies:
         entropy = _join_entropies(log_weights, entropies[0])
-    return Joined(log_probs, weights[shard.rank], entropy)
+    return log_probs, weights[shard.rank], entropy
 
 
 def _join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Find the installed RL-Kernel: its registry, its operators, and whether the table ``OPERATORS`` lists their classes.
+"""Find the installed RL-Kernel: its registry, its operators, and whether the table lists them.
 
 RL-Kernel's registry returns a native operator for an unknown name, and does not report an absent extension.
 """
@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
+from subprocess import SubprocessError
 from typing import Any, Final
 
 from rlk_repro.operators import BATCH_INVARIANT_LOGP, OPERATORS, Reason, Refusal
@@ -19,6 +20,23 @@ EXTENSION: Final = "rl_engine._C"
 REGISTRIES: Final = ("rl_engine.runtime.registry", "rl_engine.kernels.registry")
 """Modules of RL-Kernel's registry, newest first: the first that exists is imported, and no other if that fails."""
 _DISTRIBUTIONS: Final = ("RL-Kernel", "rl-engine")
+FAILURES: Final[tuple[type[Exception], ...]] = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError,
+    OSError, RuntimeError, SubprocessError, TypeError, ValueError,
+)  # fmt: skip
+
+
+class RouteFailed(RuntimeError):
+    """An operator's result, or the trainer's use of it, is not as expected; all modes raise it."""
+
+
+def find_failures() -> tuple[type[Exception], ...]:
+    """Return the errors that RL-Kernel, torch and Triton may raise."""
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return FAILURES
+    return (*FAILURES, TritonError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +67,8 @@ def load_operator(name: str, platform: str, registered: str = "") -> LoadedOpera
     except (ImportError, AttributeError, RuntimeError) as error:
         return Refusal(Reason.NOT_IMPORTABLE, f"{registry_name}: {name}: {error}")
     refusal = _find_class_refusal(name, platform, type(op).__name__)
-    return refusal or LoadedOperator(op=op, implementation=type(op).__name__, version=_name_version(registry_name))
+    version = f"{find_version()} ({registry_name})"
+    return refusal or LoadedOperator(op=op, implementation=type(op).__name__, version=version)
 
 
 def _find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | None:
@@ -94,10 +113,6 @@ def find_version() -> str:
         commit = find_commit(installed)
         return f"{installed.version} at {commit[:12]}" if commit else installed.version
     return "unversioned"
-
-
-def _name_version(registry_name: str) -> str:
-    return f"{find_version()} ({registry_name})"
 
 
 def find_commit(installed: Distribution) -> str | None:

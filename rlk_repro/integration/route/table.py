@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from rlk_repro.integration.route import batch_invariant, log_probs, torch_compile
+from rlk_repro.integration.route import batch_invariant, log_probs
 from rlk_repro.integration.route.api import Call, Route, RouteContext, RouteFactory
 from rlk_repro.integration.route.batch_invariant import WarmUp
 from rlk_repro.integration.route.grpo_loss import make_grpo_loss_route
@@ -118,6 +118,9 @@ def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
 
 
 def make_compiled_logp_route(context: RouteContext) -> Route | Refusal:
+    # torch's compiler takes a second to import, and most runs do not use it
+    from rlk_repro.integration.route import torch_compile
+
     check = FirstCallCheck(find_foreign_id).find_refusal
     return _make_route(COMPILED_LOGP, torch_compile.LOADED, context, torch_compile.run, check)
 

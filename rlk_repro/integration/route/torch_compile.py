@@ -12,16 +12,16 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
-from torch import _dynamo as dynamo
 
 from rlk_repro.integration.route.api import Call
-from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import Selected, Shard, check_result
 from rlk_repro.integration.route.moments import find_moments
-from rlk_repro.integration.route.rl_kernel import LoadedOperator
+from rlk_repro.integration.route.rl_kernel import LoadedOperator, RouteFailed
 from rlk_repro.operators import COMPILED_LOGP
 
-LOADED: Final = LoadedOperator(op=None, implementation="torch.compile", version=f"{torch.__version__} (inductor)")
+BACKEND: Final = "inductor"
+_VERSION: Final = f"{torch.__version__} ({BACKEND})"
+LOADED: Final = LoadedOperator(op=None, implementation="torch.compile", version=_VERSION)
 
 
 def select_no_grad(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -37,12 +37,15 @@ class CompiledFunction:
     """A function that is compiled as one graph; ``num_runs`` counts the calls of its compiled code."""
 
     def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        from torch import _dynamo as dynamo  # takes two seconds, and most trials compile nothing
+
         self.num_runs = 0
+        self._dynamo = dynamo
         self._compiled = torch.compile(function, fullgraph=True, backend=self._compile)
 
     def _compile(self, graph: Any, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        dynamo.utils.counters["frames"]["total"] += 1  # torch does not count frames of whole graphs
-        compiled = dynamo.lookup_backend("inductor")(graph, inputs)
+        self._dynamo.utils.counters["frames"]["total"] += 1  # torch does not count frames of whole graphs
+        compiled = self._dynamo.lookup_backend(BACKEND)(graph, inputs)
 
         def run(*args: Any) -> Any:
             self.num_runs += 1
@@ -57,10 +60,10 @@ class CompiledFunction:
             RouteFailed: torch did not run the compiled code.
         """
         for tensor in (logits, tokens):
-            dynamo.maybe_mark_dynamic(tensor, 0)  # avoids a compilation for each number of rows
+            self._dynamo.maybe_mark_dynamic(tensor, 0)  # avoids a compilation for each number of rows
         num_before = self.num_runs
         # on a CPU the module tier switches torch's compiler off for both variants' own functions
-        on_cpu = nullcontext() if logits.is_cuda else dynamo.config.patch(disable=False)
+        on_cpu = nullcontext() if logits.is_cuda else self._dynamo.config.patch(disable=False)
         with on_cpu:
             result = self._compiled(logits, tokens)
         if self.num_runs != num_before + 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 
@@ -16,24 +16,19 @@ HIGHEST: Final = 1e-3
 """Largest value that passes as a log-prob: a log-prob is at most 0, and rounding adds much less than this value."""
 
 
-@dataclass(frozen=True)
-class _Seen:
-    op: str
-    num_columns: int
-    lowest_token: torch.Tensor
-    highest_token: torch.Tensor
-    highest: torch.Tensor
+Seen: TypeAlias = tuple[str, int, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Operator, size of the vocabulary, lowest and highest token id, and highest log-prob of a call."""
 
 
 @dataclass
 class Watch:
     """Keeps each call's extreme token ids and highest log-prob on the device until ``settle`` reads them."""
 
-    _seen: list[_Seen] = field(default_factory=list)
+    _seen: list[Seen] = field(default_factory=list)
 
     def add(self, op: str, tokens: torch.Tensor, num_columns: int, log_probs: torch.Tensor) -> None:
         lowest, highest = torch.aminmax(tokens)
-        self._seen.append(_Seen(op, num_columns, lowest, highest, log_probs.detach().amax()))
+        self._seen.append((op, num_columns, lowest, highest, log_probs.detach().amax()))
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -48,12 +43,14 @@ class Watch:
         seen, self._seen = self._seen, []
         if not seen:
             return {}
-        tokens = torch.stack([torch.stack((item.lowest_token, item.highest_token)) for item in seen]).tolist()
-        highest = torch.stack([item.highest for item in seen]).tolist()
+        tokens = torch.stack([torch.stack((low, high)) for _, _, low, high, _ in seen]).tolist()
+        highest = torch.stack([value for *_, value in seen]).tolist()
         odd: dict[str, str] = {}
-        for item, (low, high), value in zip(seen, tokens, highest, strict=True):
-            if low < 0 or high >= item.num_columns:
-                odd.setdefault(item.op, f"token ids from {low} to {high} in a vocabulary of {item.num_columns}")
+        for (op, num_columns, *_), (low, high), value in zip(seen, tokens, highest, strict=True):
+            if low < 0 or high >= num_columns:
+                ids = f"token ids from {low} to {high}"
+                odd.setdefault(op, f"{ids} in a vocabulary of {num_columns}")
             if not value <= HIGHEST:
-                odd.setdefault(item.op, f"the operator returned {value}, expected a value of at most 0")
+                what = f"the operator returned {value}, expected a value of at most 0"
+                odd.setdefault(op, what)
         return odd

@@ -15,12 +15,13 @@ from rlk_repro.division import vime_of
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RolloutDir, RunDir
+from rlk_repro.spec import Run, Stack, VimeWorkload
 from rlk_repro.workloads.api import Command, Words, Workload
 from rlk_repro.workloads.arguments import describe_rollouts
 from rlk_repro.workloads.environment import find_env_problems, trainer_module, trial_env
-from rlk_repro.workloads.vime import code, layout, rules
-from rlk_repro.workloads.vime.arguments import Files, profiler_env, render_arguments, render_env, render_store_arguments
-from rlk_repro.workloads.vime.code import spell_written
+from rlk_repro.workloads.vime import code, rules
+from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
+from rlk_repro.workloads.vime.code import describe_source, spell_written
 from rlk_repro.workloads.vime.contract import load_contract
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ class Vime(Workload):
     )
     find_warnings = staticmethod(rules.find_warnings)
     find_brought = staticmethod(code.find_brought)
-    list_folders = staticmethod(layout.list_folders)
 
     def find_problems(self, plan: Plan) -> list[Problem]:
         problems = [*find_env_problems(plan), *rules.find_problems(plan)]
@@ -69,8 +69,8 @@ class Vime(Workload):
             stored = _find_stored(plan, run_dir)
             files = replace(files, rollouts=run_dir.session_rollouts(trial.name).template)
         traces = run_dir.trial(trial.name).traces
-        argv = render_arguments(plan, files, seed=trial.seed, traces=traces)
-        own = trial_env(plan, trial, run_dir) | profiler_env(plan, traces)
+        argv = render_arguments(plan, files, trial=trial, traces=traces)
+        own = trial_env(plan, trial, run_dir)
         return replace(_make_command(plan, argv, own), stored=stored)
 
     def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
@@ -82,17 +82,34 @@ class Vime(Workload):
         argv = render_store_arguments(plan, find_files(plan, run_dir), seed=seed)
         return {seed: _make_command(plan, argv, {})}
 
+    def list_folders(self, run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
+        """Return the folders that the run's lane needs; a conversion needs the stack's pin of vime."""
+        workload = run.workload
+        assert isinstance(workload, VimeWorkload)
+        folders = {"model": prepared.model(workload.model)}
+        if workload.model.checkpoint == "torch_dist":
+            vime = stack.pins.get("vime")
+            if vime is None:
+                raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="a commit of vime"))
+            folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
+        if (rollouts := prepared.rollouts(run, workload)) is not None:
+            folders["rollouts"] = rollouts.path
+        if workload.generates(run.lane):
+            folders["data"] = prepared.data_folder(workload.data.source)
+        return folders
+
     def list_steps(self, request: PrepareRequest) -> list[PrepareStep]:
         # The import is here, because the download clients would cost every other command 0.1 s.
         from rlk_repro.workloads.vime import prepare
 
-        return prepare.list_steps(request)
+        folders = self.list_folders(request.run, request.stack, request.prepared)
+        return prepare.list_steps(request, folders)
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         model, data, grpo = settings["model"], settings["data"], settings["grpo"]
-        yield "model", f"{model['title']}: {_describe_source(model['source'], 'weights')}"
+        yield "model", f"{model['title']}: {describe_source(model['source'], 'weights')}"
         reward = data["rm_type"] or data["custom_rm_path"]
-        yield "data", f"{_describe_source(data['source'], 'prompts')}; reward {reward}"
+        yield "data", f"{describe_source(data['source'], 'prompts')}; reward {reward}"
         replayed = ", expert routing replayed (R3)" if grpo["use_rollout_routing_replay"] else ""
         yield "rollouts", describe_rollouts(grpo) + replayed
         if settings["what_for"] != "timing":
@@ -101,8 +118,10 @@ class Vime(Workload):
     def _all_arguments(self, plan: Plan) -> list[list[str]]:
         """The live run that stores rollouts may have other flags than a trial."""
         run_dir = RunDir(NOWHERE)
-        trial = self.trainer_command(plan, plan.trials[0], run_dir).argv[3:]
-        return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]
+        # the first trial of each variant
+        trials = {trial.variant: trial for trial in reversed(plan.trials)}.values()
+        shown = [list(self.trainer_command(plan, trial, run_dir).argv[3:]) for trial in trials]
+        return [*shown, render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]
 
 
 def find_files(plan: Plan, run_dir: RunDir) -> Files:
@@ -125,13 +144,3 @@ def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:
     command = trainer_module(plan, [TRAINER, *argv], own)
     env = {**render_env(plan), **command.env}
     return replace(command, env=env, needs_ray=True, address_names=ADDRESS_NAMES)
-
-
-def _describe_source(source: Mapping[str, Any], what: str) -> str:
-    if source["kind"] == "package":
-        return f"{source['file']} of the package {source['name']} {source['version']}"
-    if source["kind"] != "hub":
-        return f"{what} made by this tool, seed {source['seed']}"
-    revision = source["revision"]
-    file = f", {source['file']}" if "file" in source else ""
-    return f"{source['repository']}{file} at {revision[:12] if revision else 'no pinned revision'}"

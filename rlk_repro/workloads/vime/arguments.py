@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.division import Division, divide, vime_of
-from rlk_repro.plan import Plan
+from rlk_repro.plan import Plan, Trial
 from rlk_repro.spec import VimeModel
 from rlk_repro.spec.vime import VimeData, VimeGrpo
-from rlk_repro.switches import PROFILED_STEPS
-from rlk_repro.workloads.arguments import setting_flags, spell_flags
-from rlk_repro.workloads.environment import JOB_CONFIG, OVERRIDE_JOB_CONFIG
+from rlk_repro.workloads.arguments import setting_flags, spell_flags, switch_flags
 
 INIT_PATH: Final = "rlk_repro.integration.vime.install"
 WORKER: Final = "rlk_repro.integration.vllm_worker.LayerWatch"
@@ -63,18 +58,6 @@ DETERMINISTIC_ENV: Final = {
     "NCCL_ALGO": "Ring",
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
 }
-_PROFILERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "nsys": (
-        *("nsys", "profile", "--trace=cuda,nvtx,cublas,cudnn", "--sample=none", "--cpuctxsw=none"),
-        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true"),
-        "--output={traces}/%h-%p",
-    ),
-    "rocprofv3": (
-        *("rocprofv3", "--kernel-trace", "--memory-copy-trace", "--marker-trace", "--selected-regions"),
-        *("--output-format", "pftrace", "--output-directory", "{traces}", "--output-file", "%hostname%-%pid%", "--"),
-    ),
-}
-"""Commands that start Ray's workers; a worker in which ``integration`` never starts the profiler writes no trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +70,9 @@ class Files:
     rollouts: str
 
 
-def render_arguments(plan: Plan, files: Files, *, seed: int, traces: Path) -> list[str]:
-    return _to_words({**_common(plan, files, seed), **_lane(plan, files), **_purpose(plan, traces)})
+def render_arguments(plan: Plan, files: Files, *, trial: Trial, traces: Path) -> list[str]:
+    planned = {**_common(plan, files, trial.seed), **_lane(plan, files), **_purpose(plan, traces)}
+    return _to_words(switch_flags(plan, trial, planned))
 
 
 def render_store_arguments(plan: Plan, files: Files, *, seed: int) -> list[str]:
@@ -98,10 +82,12 @@ def render_store_arguments(plan: Plan, files: Files, *, seed: int) -> list[str]:
 
 
 def render_env(plan: Plan) -> dict[str, str]:
-    """Return the environment of the driver and of every vime process, without the variables of a profiler."""
+    """Return the environment of the driver and of every vime process."""
     workload = vime_of(plan)
     own = DETERMINISTIC_ENV if workload.what_for in {"agreement", "deterministic"} else {}
-    return {**ENV, **own, **workload.placements[plan.hardware.hardware].env}
+    # vime switches cuMem off in trainers and servers unless this is set; NCCL crosses nodes by NVLink only with cuMem
+    fabric = {"NCCL_CUMEM_ENABLE": "1"} if plan.spans_nvlink else {}
+    return {**ENV, **own, **fabric, **workload.placements[plan.hardware.hardware].env}
 
 
 def list_decided(plan: Plan, files: Files, traces: Path) -> frozenset[str]:
@@ -220,9 +206,8 @@ def _live(plan: Plan, files: Files) -> dict[str, Any]:
 
 
 def _purpose(plan: Plan, traces: Path) -> dict[str, Any]:
-    profiling = _profiling(plan, traces)
     match vime_of(plan).what_for:
-        case "timing" | "largest-microbatch":
+        case "timing" | "largest-microbatch" | "memory-history":
             return {}
         case "agreement" | "deterministic" as purpose:
             # vLLM 0.25.1 refuses to start its deterministic inference with FlashInfer, which vime's own recipe names
@@ -231,12 +216,8 @@ def _purpose(plan: Plan, traces: Path) -> dict[str, Any]:
                 # hooks on vLLM's layers run only where vLLM compiles no graphs
                 vllm |= {"vllm-worker-extension-cls": WORKER, "vllm-enforce-eager": True}
             return {"deterministic-mode": True, **({} if plan.run.lane == "train-only" else vllm)}
-        case "profiler" if vime_of(plan).programs:
-            return {}
         case "profiler":
-            return {flag: value for flag, value in profiling.items() if "memory" not in flag}
-        case "memory-history":
-            return {flag: value for flag, value in profiling.items() if "memory" in flag}
+            return _profiling(plan, traces)
 
 
 def _profiling(plan: Plan, traces: Path) -> dict[str, Any]:
@@ -247,26 +228,8 @@ def _profiling(plan: Plan, traces: Path) -> dict[str, Any]:
         "profile-step-end": first + NUM_PROFILED_STEPS,
         "profile-target": ("train_overall",),
         "tensorboard-dir": traces,
-        "record-memory-history": True,
-        "memory-snapshot-dir": traces,
-        "memory-snapshot-num-steps": plan.num_steps,
     }
 
 
 def _to_words(arguments: Mapping[str, Any]) -> list[str]:
     return spell_flags(dict(sorted(arguments.items())))
-
-
-def profiler_env(plan: Plan, traces: Path) -> dict[str, str]:
-    """Return the variables by which Ray starts workers under the run's profiler; empty if the profiler is torch's."""
-    programs = vime_of(plan).programs
-    if not programs:
-        return {}
-    words = [word.replace("{traces}", str(traces.absolute())) for word in _PROFILERS[programs[0]]]
-    config = {"runtime_env": {"py_executable": shlex.join([*words, sys.executable])}, "metadata": {}}
-    first = max(plan.run.measure.warmup_steps, 1)
-    return {
-        JOB_CONFIG: json.dumps(config, sort_keys=True),
-        OVERRIDE_JOB_CONFIG: "1",
-        PROFILED_STEPS: f"{first}:{first + NUM_PROFILED_STEPS}",
-    }

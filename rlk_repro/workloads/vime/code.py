@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.resources import list_names, run_folders
@@ -19,6 +19,7 @@ from rlk_repro.rundir.differences import split_arguments
 from rlk_repro.spec import HubSource, VimeWorkload
 from rlk_repro.spec.layers import is_layer_pattern
 from rlk_repro.spec.load import load_run
+from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.spec.vime import LAYER_PATTERN
 from rlk_repro.workloads.api import Brought, Code
 from rlk_repro.workloads.arguments import spell_flags
@@ -61,19 +62,22 @@ def find_brought(plan: Plan) -> Brought:
 
 def _list_sources(workload: VimeWorkload, lane: str) -> Iterator[tuple[str, str]]:
     model, data = workload.model.source, workload.data.source
-    yield "model", (
-        f"{model.repository} of the hub at {model.revision or 'any commit'}" if model.kind == "hub"
-        else f"{model.file} of the package {model.name} {model.version}, {model.digest}" if model.kind == "package"
-        else f"{model.architecture} with random weights of seed {model.seed}"
-    )  # fmt: skip
-    yield "data", (
-        f"{data.repository} of the hub at {data.revision or 'any commit'}" if data.kind == "hub"
-        else f"{data.num_prompts} sums of seed {data.seed}"
-    )  # fmt: skip
+    yield "model", describe_source(model.model_dump(mode="json"), "weights")
+    yield "data", describe_source(data.model_dump(mode="json"), "prompts")
     if lane != "live":
         stored, seed = workload.rollouts, workload.rollouts_seed
         own = "made by the run itself" if seed is None else f"random tokens of seed {seed}"
         yield "rollouts", own if stored is None else f"{stored.name}, {stored.digest}"
+
+
+def describe_source(source: Mapping[str, Any], what: str) -> str:
+    if source["kind"] == "package":
+        return f"{source['file']} of the package {source['name']} {source['version']}"
+    if source["kind"] != "hub":
+        return f"{what} made by this tool, seed {source['seed']}"
+    revision = source["revision"]
+    file = f", {source['file']}" if "file" in source else ""
+    return f"{source['repository']}{file} at {revision[:12] if revision else 'no pinned revision'}"
 
 
 def _find_model_code(workload: VimeWorkload) -> Iterator[Code]:
@@ -97,6 +101,10 @@ def _list_flags(plan: Plan) -> Iterator[Code]:
     words = spell_written(plan)
     if data.custom_rm_path is not None:
         words += ["--custom-rm-path", data.custom_rm_path]
+    switch = plan.run.switch
+    if switch is not None:
+        for flags in map(switch.flags_of, (BASELINE, ENABLED)):
+            words += spell_flags({flag: value for flag, value in flags.items() if value is not False})
     contract = _find_contract(plan)
     for flag, values in split_arguments(words):
         if contract is None or not _is_data(contract, flag, values, num_layers):

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from rlk_repro.base.errors import Problem, SpecError
-from rlk_repro.base.resources import data_dir, display_name, suggest
+from rlk_repro.base.resources import data_dir, suggest
 from rlk_repro.rundir.differences import split_arguments
 from rlk_repro.spec.values import Commit, Schema
 
@@ -35,21 +35,18 @@ class Flag(BaseModel):
     kind: Kind = "text"
     nargs: Nargs = None
     choices: tuple[Any, ...] | None = None
-    default: Any = None
     is_required: bool = False
     takes_value: bool = True
 
 
 class Contract(BaseModel):
-    """All flags of one commit of vime; ``made_with`` holds the versions with which the contract was made."""
+    """All flags of one commit of vime."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     schema_: Schema = Field(alias="schema")
     vime: Commit
     megatron_lm: Commit
-    megatron_patch: str = Field(description="sha256 of the patch to Megatron-LM in vime's images")
-    made_with: dict[str, str]
     flags: tuple[Flag, ...]
 
     @cached_property
@@ -73,18 +70,16 @@ class Contract(BaseModel):
             if flag in seen:
                 problems.append(Problem(place, "is given twice", expected="the flag once"))
             seen.add(flag)
-            problems += self._find_flag_problems(place, flag, values)
+            definitions = self.by_flag.get(flag)
+            if definitions is None:
+                what = f"is unknown to vime {self.vime[:8]}, which would ignore the flag"
+                problems.append(Problem(place, what, hint=suggest(flag, sorted(self.by_flag))))
+                continue
+            found = (_find_value_problem(place, item, values) for item in definitions)
+            problems += [problem for problem in found if problem is not None][:1]
         required = {item.flags[-1] for item in self.flags if item.is_required and is_whole}
         problems += [Problem(f"{where}: {flag}", "missing", expected="a value") for flag in sorted(required - seen)]
         return problems
-
-    def _find_flag_problems(self, place: str, flag: str, values: Sequence[str]) -> list[Problem]:
-        definitions = self.by_flag.get(flag)
-        if definitions is None:
-            what = f"is unknown to vime {self.vime[:8]}, which would ignore the flag"
-            return [Problem(place, what, hint=suggest(flag, sorted(self.by_flag)))]
-        found = (_find_value_problem(place, item, values) for item in definitions)
-        return [problem for problem in found if problem is not None][:1]
 
 
 def _find_value_problem(place: str, item: Flag, values: Sequence[str]) -> Problem | None:
@@ -144,16 +139,7 @@ def load_contract(vime_commit: str) -> Contract:
     path = folder / f"vime-{vime_commit}.json"
     if not path.is_file():
         known = ", ".join(sorted(item.stem for item in folder.glob("vime-*.json"))) or "(none)"
-        hint = "python -m tools.contract makes a contract from checkouts (docs/vime-workload.md)"
+        hint = "name a stack with a known vime by --stack; rlk-repro list stacks shows them"
         raise SpecError(Problem("stack: pins.vime", "no argument contract for this commit", got=vime_commit,
                                 expected=f"one of {known}", hint=hint))  # fmt: skip
-    name = display_name(path)
-    try:
-        contract = Contract.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise SpecError(Problem(f"{name}: {place}", f"not an argument contract ({first['msg']})")) from None
-    if contract.vime != vime_commit:
-        raise SpecError(Problem(f"{name}: vime", "differs from the commit in the file's name", got=contract.vime))
-    return contract
+    return Contract.model_validate_json(path.read_bytes())

@@ -19,7 +19,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.guarded import Guarded
 from rlk_repro.base.places import hide_places
 from rlk_repro.prepare.contents import load_contents, record_files
-from rlk_repro.prepare.making import Made, Tell, WorkDir
+from rlk_repro.prepare.steps import Made, Tell, WorkDir
 from rlk_repro.probes import code
 from rlk_repro.probes.code import find_package
 from rlk_repro.probes.gpu import find_on_bus
@@ -63,7 +63,10 @@ class Conversion:
 
     @property
     def words(self) -> list[str]:
-        return [*spell_flags(self.model.arguments), *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
+        words = [*spell_flags(self.model.arguments), *_WORDS]
+        if self.hardware.platform == "rocm":
+            words += _ROCM_WORDS
+        return words
 
     def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
         launcher = [sys.executable]
@@ -96,17 +99,15 @@ class Conversion:
         started_s = time.monotonic()
         _run_tool(argv, _make_env(vime, megatron), work.path / _LOG)
         _require_whole(work)
+        own, prepared = str(work.path), str(self.folder.parent.parent)
+        shown = [word.replace(own, "{work}").replace(prepared, "{prepared}") for word in argv]
         made = {
-            "command": [self._hide_places(word, work) for word in argv],
+            "command": [hide_places(word) for word in shown],
             "commits": commits,
             "duration_s": time.monotonic() - started_s,
         }
         tell(f"{self.folder.name}: hashing the converted checkpoint")
         return Made(source=self.source, files=record_files(work.files), made=made)
-
-    def _hide_places(self, word: str, work: WorkDir) -> str:
-        own = word.replace(str(work.path), "{work}").replace(str(self.folder.parent.parent), "{prepared}")
-        return hide_places(own)
 
 
 def _find_root(source: CodeSource) -> Path:

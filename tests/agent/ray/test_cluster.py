@@ -20,14 +20,12 @@ from rlk_repro.agent.node import read_preflight
 from rlk_repro.agent.ray.members import parse_names
 from rlk_repro.base import proc, procfs
 from rlk_repro.base.files import load_json
-from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
 from tests.support.job_examples import PROFILE, find_alive, find_descendants, make_staged, statuses
 from tests.support.make_run import verify_bundle
 from tests.support.ray.examples import ALLOCATION, NODES
 
-REPOSITORY = ROOT
 LIMIT_S = 240.0
 
 pytestmark = pytest.mark.skipif(
@@ -38,13 +36,13 @@ pytestmark = pytest.mark.skipif(
 class Nodes:
     """One run directory and the agents that work in it; none of them is left behind."""
 
-    def __init__(self, folder: Path, *, seconds: float) -> None:
+    def __init__(self, folder: Path, *, seconds: float, ray_up_s: float) -> None:
         self.pids = folder / "pids"
         self.pids.mkdir()
         self.port = find_ports()
         profile = PROFILE + b"ray: {first_port: %d}\ntelemetry_interval_s: 0.1\n" % self.port
         _, self.run_dir = make_staged(folder / "run", ["measure.pairs=1"], profile=profile)
-        self.seconds = seconds
+        self.options = [str(seconds), str(ray_up_s), str(self.pids)]
         self.agents: dict[str, Any] = {}
         self.output = folder / "output"
 
@@ -56,7 +54,10 @@ class Nodes:
             argv = [sys.executable, "-m", "tests.support.ray.examples", str(self.run_dir.root), node]
             with self.output.open("ab") as output:
                 self.agents[node] = proc.start(
-                    [*argv, str(self.seconds), str(self.pids)], output_fd=output.fileno(), cwd=REPOSITORY, env=env
+                    [*argv, *self.options],
+                    output_fd=output.fileno(),
+                    cwd=ROOT,
+                    env=env,
                 )
 
     def wait(self) -> dict[str, int]:
@@ -80,9 +81,6 @@ class Nodes:
         """The first trial has run its tasks."""
         log = self.run_dir.trial("00-p1-baseline").stdout
         self.wait_until(lambda: log.exists() and b"perf 2" in log.read_bytes())
-
-    def kill(self, node: str) -> None:
-        os.kill(self.agents[node].pid, signal.SIGKILL)
 
     def find_raylet(self, node: str) -> int:
         found = procfs.find_descendants(self.agents[node].pid)
@@ -129,8 +127,8 @@ def is_taken(port: int) -> bool:
 def make_nodes(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
     with ExitStack() as stack:
 
-        def make(*, seconds: float = 0.0) -> Nodes:
-            nodes = Nodes(tmp_path, seconds=seconds)
+        def make(*, seconds: float = 0.0, ray_up_s: float = 150) -> Nodes:
+            nodes = Nodes(tmp_path, seconds=seconds, ray_up_s=ray_up_s)
             stack.callback(nodes.close)
             return nodes
 
@@ -169,19 +167,35 @@ def test_ray_talks_around_the_names_of_its_nodes() -> None:
     assert parse_names("Traceback\n") == ()
 
 
+INTERRUPTED = {"00-p1-baseline": "interrupted"}
+
+
 @pytest.mark.real
-@pytest.mark.parametrize("node", NODES)
-def test_a_killed_agent_interrupts_the_trial_and_leaves_no_process(make_nodes: Callable[..., Nodes], node: str) -> None:
+@pytest.mark.parametrize(
+    ("node", "number", "code", "trials"),
+    [
+        ("a", signal.SIGKILL, -9, {}),
+        ("b", signal.SIGKILL, -9, INTERRUPTED),
+        ("a", signal.SIGTERM, 143, INTERRUPTED),
+        ("b", signal.SIGTERM, 143, INTERRUPTED),
+    ],
+)
+def test_a_lost_agent_interrupts_the_trial_and_leaves_no_process(
+    make_nodes: Callable[..., Nodes],
+    node: str,
+    number: signal.Signals,
+    code: int,
+    trials: dict[str, str],
+) -> None:
     nodes = make_nodes(seconds=300)
     nodes.start()
     nodes.wait_for_steps()
-    nodes.kill(node)
-    assert nodes.wait() == {"a": 143, "b": 143} | {node: -signal.SIGKILL}
-    if node == "b":
-        assert statuses(nodes.run_dir) == {"00-p1-baseline": "interrupted"}
-        assert not inspect_bundle(nodes.run_dir.bundle).is_sealed
-    else:
-        assert statuses(nodes.run_dir) == {}
+    nodes.agents[node].send_signal(number)
+    codes = nodes.wait()
+    # the leader is asked to stop as well, or has seen the loss before
+    assert (codes[node], codes["a"] in {code, 3, 143}) == (code, True)
+    assert statuses(nodes.run_dir) == trials
+    assert not nodes.run_dir.is_sealed
     nodes.require_nothing_left()
 
 
@@ -209,11 +223,11 @@ def test_ray_that_ends_on_a_node_fails_the_trial_and_the_next_one_gets_a_new_one
 @pytest.mark.long
 @pytest.mark.real
 def test_a_port_that_is_taken_is_named_on_the_node_that_needs_it(make_nodes: Callable[..., Nodes]) -> None:
-    nodes = make_nodes()
+    nodes = make_nodes(ray_up_s=20)
     with socket.create_server(("127.0.0.1", nodes.port)):
         nodes.start()
         assert nodes.wait()["a"] == 3
-    expected = f"expected a node that joins Ray's head 127.0.0.2:{nodes.port} within 150 s"
+    expected = f"expected a node that joins Ray's head 127.0.0.2:{nodes.port} within 20 s"
     taken = f"did not join: port {nodes.port} (port) is taken on 127.0.0.2"
     assert f"nodes.a: {taken}, {expected}\n" in nodes.output.read_text()
     assert find_blocking(nodes.run_dir, "a") == [
@@ -226,7 +240,7 @@ def test_a_port_that_is_taken_is_named_on_the_node_that_needs_it(make_nodes: Cal
 @pytest.mark.real
 def test_a_node_that_does_not_join_is_named(make_nodes: Callable[..., Nodes]) -> None:
     """Its agent stands still after preflight, as on a node that hangs."""
-    nodes = make_nodes()
+    nodes = make_nodes(ray_up_s=20)
     nodes.start()
     nodes.wait_until(lambda: read_preflight(nodes.run_dir, "b", ALLOCATION) is not None)
     nodes.agents["b"].send_signal(signal.SIGSTOP)
@@ -234,18 +248,4 @@ def test_a_node_that_does_not_join_is_named(make_nodes: Callable[..., Nodes]) ->
     assert "nodes.b: did not join: not known to Ray's head" in nodes.output.read_text()
     nodes.agents["b"].send_signal(signal.SIGCONT)
     assert nodes.wait()["a"] == 3
-    nodes.require_nothing_left()
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("node", NODES)
-def test_an_agent_that_is_asked_to_stop_takes_ray_down(make_nodes: Callable[..., Nodes], node: str) -> None:
-    nodes = make_nodes(seconds=300)
-    nodes.start()
-    nodes.wait_for_steps()
-    nodes.agents[node].terminate()
-    codes = nodes.wait()
-    assert codes[node] == 143
-    assert codes["a"] in {3, 143}
-    assert statuses(nodes.run_dir) == {"00-p1-baseline": "interrupted"}
     nodes.require_nothing_left()

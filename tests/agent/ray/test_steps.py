@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from rlk_repro.agent.parts import Agent, Deadlines, make_place
 from rlk_repro.agent.process import Ended
 from rlk_repro.agent.ray import steps
-from rlk_repro.agent.ray.launch import RaySeat, find_store_bytes, render_start
+from rlk_repro.agent.ray.node import MIN_STORE_BYTES, RayNode, find_store_bytes, require_tokens
 from rlk_repro.agent.ray.steps import Steps
-from rlk_repro.agent.step import Report, Stage, read_step, write_report
+from rlk_repro.agent.step import Report, Stage, Step, read_step, write_report
 from rlk_repro.agent.trial import Outcome
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.findings import Finding
@@ -22,7 +23,7 @@ from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.workloads.api import Command
 from tests.support.job_examples import make_parts, make_staged
 
-ENDED = Ended(code=1, signal=None, cause=None, num_leftovers=0, duration_s=1.0)
+ENDED = Ended(code=1, signal=None, cause=None, duration_s=1.0)
 FAILED = Outcome(status=TrialStatus.FAILED, reason="exit code 1", ended=ENDED, started_unix_s=0.0)
 RAY = Command(argv=("true",), env={}, needs_ray=True)
 TRIAL = "00-p1-baseline"
@@ -44,13 +45,13 @@ class StandIn:
 
     def keep(self, *, is_joining: bool) -> None: ...
 
-    def put_away(self, step: object) -> None: ...
+    def put_away(self, *, keeps_logs: bool) -> None: ...
 
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     made = StandIn()
-    monkeypatch.setattr(steps, "make_ray_node", lambda *_: made)
+    monkeypatch.setattr(steps, "RayNode", lambda *_: made)
     monkeypatch.setattr(steps, "require_tokens", lambda: None)
     monkeypatch.setattr(steps, "find_members", lambda *_: ("a", "b"))
     return made
@@ -123,13 +124,39 @@ def test_a_command_that_needs_no_ray_gets_nothing(tmp_path: Path) -> None:
         assert watch.env == {}
 
 
-def test_ray_s_object_store_gets_half_of_the_shared_memory_and_no_more_than_ray_would_take() -> None:
-    gib = 1 << 30
-    assert find_store_bytes(64 * gib, 2000 * gib) == 32 * gib
-    assert find_store_bytes(1000 * gib, 100 * gib) == 30 * gib
-    assert find_store_bytes(1000 * gib, 2000 * gib) == 200 * 10**9
-    assert find_store_bytes(64 << 20, gib) == 80 << 20
-    seat = RaySeat(index=1, node="n1", address="192.0.2.2", head="192.0.2.1:6379", num_gpus=8, first_port=6379,
-                   has_client=True, store_bytes=5 * gib)  # fmt: skip
-    argv = render_start(seat, "/tmp/x")
-    assert argv[argv.index("--object-store-memory") + 1] == str(5 * gib)
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("shm_bytes", "memory_bytes", "expected"),
+    [
+        (64 * GIB, 2000 * GIB, 32 * GIB),
+        (1000 * GIB, 100 * GIB, 30 * GIB),
+        (1000 * GIB, 2000 * GIB, 200 * 10**9),
+        (64 << 20, GIB, 80 << 20),
+    ],
+)
+def test_ray_s_object_store_gets_half_of_the_shared_memory_and_no_more_than_ray_would_take(
+    shm_bytes: int, memory_bytes: int, expected: int
+) -> None:
+    assert find_store_bytes(shm_bytes, memory_bytes) == expected
+
+
+def test_our_own_ray_has_no_dashboard_and_a_token_which_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "2.51.1")
+    with pytest.raises(EnvironmentMissing, match="python module ray: has no authentication"):
+        require_tokens()
+    agent = make_agent(tmp_path)
+    node = RayNode(agent, Step(allocation="job-7", use=TRIAL, head="192.0.2.1:6379"))
+    argv = node.render_start("/tmp/x")
+    assert argv[argv.index("--include-dashboard") + 1] == "false"
+    assert argv[argv.index("--port") + 1] == "6379"
+    assert int(argv[argv.index("--object-store-memory") + 1]) >= MIN_STORE_BYTES
+    assert not [word for word in argv if "token" in word]
+    assert node.client_env["RAY_AUTH_MODE"] == "token"
+    assert node.client_env["RAY_AUTH_TOKEN_PATH"] == str(agent.run_dir.ray_token)
+    names = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "RAY_USAGE_STATS_ENABLED")
+    assert [node.client_env[name] for name in names] == ["1", "1", "0"]
+    node.put_away(keeps_logs=False)

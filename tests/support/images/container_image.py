@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
 
 from tests.support.slurm.cluster import SBIN
-from tests.support.slurm.runs import REPOSITORY, REQUIRED, make_profile
+from tests.support.slurm.runs import REPOSITORY, REQUIRED
 
 REFERENCE: Final = "registry.example/rlk-repro/two-nodes"
 FOLDERS: Final = ("bin", "dev", "etc", "lib", "lib64", "opt", "opt/test", "proc", "root", "sys", "tmp", "usr")
@@ -162,16 +161,6 @@ def running_engine(
         yield engine
     finally:
         engine.ask("rmi", f"{REFERENCE}:{tag}")
-
-
-def make_podman_profile(folder: Path, engine: Engine) -> Path:
-    """Of the tests' Slurm, with the Python of the tests in every container."""
-    profile = make_profile(folder, setup=[f"export CONTAINERS_CONF='{engine.configuration}'"])
-    value: dict[str, Any] = yaml.safe_load(profile.read_text())
-    mounts = [{"source": source, "read_only": True} for source in HOST_FOLDERS]
-    value["container"].update(runtime="podman", mounts=mounts)
-    profile.write_text(yaml.safe_dump(value))
-    return profile
 
 
 def mount_python() -> tuple[str, ...]:

@@ -25,22 +25,18 @@ import yaml
 
 from rlk_repro.images.build import CONTEXT
 from tests import ROOT
-from tests.support.probe_examples import write_tree
+from tests.support.probe_examples import commit_files, write_tree
 from tests.support.waiting import find_port
+from tools.image_build.package import BUILD_LOCK, LOCK, select_missing
 
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
-IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
-DATED = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 NEEDED = ("mmdebstrap", "buildah", "podman", "skopeo", "docker-registry", "git")
 DEBIAN = ("git", "libstdc++6", "python3", "python3-distutils", "python3-venv", "tcc")
 SITE = "usr/local/lib/python3.11/dist-packages"
 EPOCH = "1767225600"
 # What the package needs, and what builds it: taken from the Python of the tests, so that nothing is downloaded.
-DISTRIBUTIONS = (
-    *("annotated-doc", "annotated-types", "editables", "hatchling", "isal", "jinja2", "markdown-it-py", "markupsafe"),
-    *("mdurl", "packaging", "pathspec", "pip", "pluggy", "pydantic", "pydantic-core", "pygments", "pyyaml", "rich"),
-    *("setuptools", "shellingham", "trove-classifiers", "typer", "typing-extensions", "typing-inspection", "wheel"),
-)
+LOCKED = sorted(select_missing(LOCK.read_text() + BUILD_LOCK.read_text(), present=()))
+DISTRIBUTIONS = (*LOCKED, "pip", "setuptools")
 
 TORCH = {
     "torch/__init__.py": """
@@ -99,8 +95,6 @@ for name in re.findall(rb"ELF file 1: (x[.]sm_[0-9a-z]+[.]cubin)", open(sys.argv
         print("ELF file    1:", name.decode())
 """
 
-DECLARED = ("digest", "code.rl_kernel.extension_sha256")
-"""Paths that may differ between two builds of the same inputs: the compiler gives names of its own to every build."""
 REGISTRY = """
     import torch
     class NativeLogpOp:
@@ -179,22 +173,6 @@ def run(
     return done
 
 
-def git(folder: Path, *words: str) -> str:
-    return run("git", "-C", folder, *IDENTITY, *words, env=DATED).stdout.strip()
-
-
-def commit_files(folder: Path, files: Mapping[str, str], message: str = "a") -> str:
-    """The commit that holds these files and those of the commits before."""
-    if not (folder / ".git").is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        git(folder, "init", "-q", "-b", "main")
-        git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
-    write_tree(folder, dict(files))
-    git(folder, "add", "--all")
-    git(folder, "commit", "-q", "--allow-empty", "-m", message)
-    return git(folder, "rev-parse", "HEAD")
-
-
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + 20
     while time.monotonic() < until and process.poll() is None:
@@ -250,7 +228,9 @@ class Engine:
     @classmethod
     def make(cls, folder: Path, host: str) -> Engine:
         runtime = next(name for name in ("runc", "crun") if shutil.which(name, path=PATH))
-        storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
+        storage = (
+            f'[storage]\ndriver = "{_find_driver(folder)}"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
+        )
         registries = f'[[registry]]\nlocation = "{host}"\ninsecure = true\n'
         containers = ('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]\n'
                       f'[engine]\ncgroup_manager = "cgroupfs"\nruntime = "{runtime}"\n')  # fmt: skip
@@ -264,6 +244,26 @@ class Engine:
 
     def run(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         return run("nice", "-n", "5", *words, env=self.variables, check=check)
+
+
+def _find_driver(folder: Path) -> str:
+    """Return ``overlay`` where it can be mounted; ``vfs`` copies the whole image for each container and step."""
+    lower, upper, work, merged = (folder / f"driver/{name}" for name in ("lower", "upper", "work", "merged"))
+    for part in (lower, upper, work, merged):
+        part.mkdir(parents=True)
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    if run("mount", "-t", "overlay", "overlay", "-o", options, merged, check=False).returncode != 0:
+        return "vfs"
+    run("umount", merged)
+    return "overlay"
+
+
+def unmount_below(folder: Path) -> None:
+    """End the mounts that killed containers leave; pytest could not delete the folder of a run before."""
+    for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+        place = line.split()[1]
+        if place.startswith(f"{folder}/"):
+            run("umount", "--lazy", place, check=False)
 
 
 def require_tools() -> None:
@@ -305,7 +305,8 @@ def make_base(engine: Engine, folder: Path, git_config: str) -> str:
     engine.run("buildah", "add", "--quiet", container, root, "/")
     engine.run("buildah", "add", "--quiet", container, added, "/")
     engine.run("buildah", "run", container, "--", "rm", "-f", "/usr/lib/python3.11/EXTERNALLY-MANAGED")
-    engine.run("buildah", "config", "--cmd", "sh", "--env", "GIT_ALLOW_PROTOCOL=git", container)
+    alone = ("--env", "GIT_ALLOW_PROTOCOL=git", "--env", "PIP_NO_INDEX=1")
+    engine.run("buildah", "config", "--cmd", "sh", *alone, container)
     engine.run("buildah", "commit", "--quiet", "--rm", container, "localhost/base")
     root.unlink()
     return "localhost/base"
@@ -322,11 +323,7 @@ def _add_megatron(added: Path) -> None:
 
 def _copy_distributions(site: Path) -> None:
     for name in DISTRIBUTIONS:
-        try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for file in distribution.files or []:
+        for file in importlib.metadata.distribution(name).files or []:
             if ".." in file.parts or file.suffix == ".pyc":
                 continue
             target = site / file
@@ -348,20 +345,20 @@ class Upstream:
         vime = commit_files(folder / "vime", {**VIME, "vime/loss.py": "VALUE = 1\n"}, "newer")
         return cls(folder, url, vime, commit_files(folder / "rl-kernel", rl_kernel_files()))
 
-    def stack(self, base: str, digest: str, *, name: str = "test", platform: str = "cuda-amd64") -> dict[str, object]:
-        build = f"rlk-repro images build --stack {name} --platform {platform}"
+    def stack(self, base: str, digest: str) -> dict[str, object]:
+        platform = "cuda-amd64"
         return {
-            "stack": name,
+            "stack": "test",
             "purpose": "Stand-ins of vime and RL-Kernel.",
             "bases": {platform: {"reference": base, "digest": digest, "confidence": "certain", "evidence": "here"}},
-            "unpublished": {platform: {"build": build, "reason": "for tests only"}},
+            "unpublished": {platform: {"build": "rlk-repro images build", "reason": "for tests only"}},
             "pins": {"vime": {"repository": f"{self.url}/vime", "commit": self.vime},
                      "rl_kernel": {"repository": f"{self.url}/rl-kernel", "commit": self.rl_kernel}},
         }  # fmt: skip
 
 
-def make_context(folder: Path, stacks: Mapping[str, object]) -> Path:
-    """What a build sees of this project, and the stacks of the test besides."""
+def make_context(folder: Path, stack: Mapping[str, object]) -> Path:
+    """What a build sees of this project, and the stack of the test besides."""
     for name in CONTEXT:
         source, target = ROOT / name, folder / name
         if source.is_dir():
@@ -369,20 +366,5 @@ def make_context(folder: Path, stacks: Mapping[str, object]) -> Path:
         else:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
-    for name, value in stacks.items():
-        (folder / "manifests/stacks" / f"{name}.yaml").write_text(yaml.safe_dump(value, sort_keys=False))
+    (folder / "manifests/stacks/test.yaml").write_text(yaml.safe_dump(dict(stack), sort_keys=False))
     return folder
-
-
-def list_differences(first: object, second: object, path: str = "") -> list[str]:
-    """The dotted paths at which two records differ, but for ``DECLARED``."""
-    if path in DECLARED or first == second:
-        return []
-    if isinstance(first, dict) and isinstance(second, dict):
-        names = sorted(first.keys() | second.keys())
-        return [
-            found
-            for name in names
-            for found in list_differences(first.get(name), second.get(name), f"{path}.{name}".lstrip("."))
-        ]
-    return [path]

@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 Object = dict[str, Any]
 FOLDER = Path(os.environ["RLK_TEST_KUBECTL"])
@@ -35,27 +32,16 @@ def owner_of(item: Object) -> str:
     return str(item["metadata"].get("ownerReferences", [{}])[0].get("uid"))
 
 
-def start(pod: Object) -> None:
-    """Run the pod's init container to its end, as a kubelet does before the pod is running."""
-    answer = FOLDER / "termination-log"
-    words = [
-        str(answer) if word == "/dev/termination-log" else word for word in pod["spec"]["initContainers"][0]["command"]
-    ]
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
-    ended = {"exitCode": done.returncode, "message": answer.read_text() if answer.is_file() else done.stderr}
-    phase = "Failed" if done.returncode else "Running"
-    pod["status"] = {"phase": phase, "initContainerStatuses": [{"state": {"terminated": ended}}]}
-
-
 def send(items: list[Object], rest: list[str]) -> None:
-    sent = list(yaml.safe_load_all(sys.stdin.read()))
-    for item in sent:
-        item["metadata"]["uid"] = f"uid-of-{item['metadata']['name']}"
-        if item["kind"] == "Pod":
-            start(item)
-    if "--dry-run=server" not in rest:
-        STORE.write_text(json.dumps(items + sent))
-    print(json.dumps({"kind": "List", "items": sent} if len(sent) > 1 else sent[0]))
+    if "--dry-run=server" in rest:
+        print("{}")
+        return
+    item = json.load(sys.stdin)
+    item["metadata"]["uid"] = f"uid-of-{item['metadata']['name']}"
+    if item["kind"] == "Pod":
+        item["status"] = {"phase": "Running"}
+    STORE.write_text(json.dumps([*items, item]))
+    print(json.dumps(item))
 
 
 def delete(items: list[Object], kinds: list[str], rest: list[str]) -> None:
@@ -79,10 +65,6 @@ def main() -> None:
             print(json.dumps({"kind": "List", "items": found}) if found else "")
         case "apply" | "create":
             send(items, rest)
-        case "patch":
-            item = next(item for item in items if matches(item, kinds, rest[1:2]))
-            item["metadata"] |= json.loads(rest[-1].partition("=")[2])["metadata"]
-            STORE.write_text(json.dumps(items))
         case "delete":
             delete(items, kinds, rest)
         case "exec":

@@ -15,6 +15,7 @@ import yaml
 from rlk_repro.base import proc
 from rlk_repro.submit import planning, sending
 from tests import ROOT
+from tests.support.two_node_agent import write_agent
 from tests.support.waiting import wait_until
 
 Object = dict[str, Any]
@@ -25,7 +26,8 @@ SETTINGS = (
 )  # fmt: skip
 LONG = (*SETTINGS[:2], "measure.scored_steps=400", "workload.grpo.rollout_batch_size=8")
 TWO_NODES = "layouts.cpu={num_nodes: 2, gpus_per_node: 0}"
-SCRIPT = "#!{python}\nimport sys\nsys.path.insert(0, {root!r})\nfrom tests.support.k8s.kubectl import main\nmain()\n"
+DOUBLE = Path(__file__).with_name("kubectl.py")
+SCRIPT = "#!{python} -IS\nimport runpy\nrunpy.run_path({program!r}, run_name='__main__')\n"
 
 
 class Site:
@@ -38,7 +40,7 @@ class Site:
         self.claim.mkdir(parents=True)
         tools = folder / "tools"
         tools.mkdir()
-        (tools / "kubectl").write_text(SCRIPT.format(python=sys.executable, root=str(ROOT)))
+        (tools / "kubectl").write_text(SCRIPT.format(python=sys.executable, program=str(DOUBLE)))
         (tools / "kubectl").chmod(0o755)
         version = {"gitVersion": "v1.36.2"}
         self.answer("version", {"clientVersion": version, "serverVersion": version})
@@ -64,7 +66,7 @@ class Site:
             "profile": "here",
             "cluster": "k8s",
             "hardware": "cpu",
-            "kubernetes": {"results": results, "python": sys.executable, "grace_s": 60, **site},
+            "kubernetes": {"results": results, "python": write_agent(self.folder), "grace_s": 60, **site},
             "preflight": {"min_free_disk_gib": 0.01, "min_free_memory_gib": 0.01},
         }
         image = {"reference": "registry.example/rlk-repro/cpu", "digest": "sha256:" + "0123456789abcdef" * 4}
@@ -92,19 +94,17 @@ class Site:
         edit(found)
         store.write_text(json.dumps(found))
 
-    def start_pod(self, index: int = 0, name: str = "", program: tuple[str, ...] = ()) -> str:
+    def start_pod(self, index: int = 0) -> str:
         """Do a kubelet's work: lay out the ConfigMap, run the container's command, say that the pod runs."""
         (job,), (inputs,) = self.objects("Job"), self.objects("ConfigMap")
         template = job["spec"]["template"]
         (volume,) = (item["configMap"] for item in template["spec"]["volumes"] if "configMap" in item)
-        name = name or f"{job['metadata']['name']}-{index}-{len(self.pods):05}"
+        name = f"{job['metadata']['name']}-{index}-{len(self.pods):05}"
         mount = self.folder / name
         for item in volume["items"]:
             (mount / item["path"]).parent.mkdir(parents=True, exist_ok=True)
             (mount / item["path"]).write_text(inputs["data"][item["key"]])
         command = [*template["spec"]["containers"][0]["command"], f"--inputs={mount}", f"--last-word={mount}.word"]
-        if program:
-            command[1 : command.index("-m")] = program
         env = {**os.environ, "JOB_COMPLETION_INDEX": str(index), "RLK_REPRO_NODE": f"node-{index}"}
         with (self.folder / f"{name}.log").open("wb") as log:
             process = proc.start(command, output_fd=log.fileno(), env=env, cwd=ROOT)

@@ -14,7 +14,7 @@ import kubernetes_validate
 import kubernetes_validate.utils
 import yaml
 
-VERSIONS = ("1.28", "1.31", "1.34", kubernetes_validate.latest_version())
+VERSIONS = ("1.28", kubernetes_validate.latest_version())
 CLAIMS_FROM = (1, 31)
 CRD_DIR = os.environ.get("RLK_CRD_DIR", "")
 

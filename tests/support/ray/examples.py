@@ -1,7 +1,8 @@
 """Agents of a run whose trainer needs Ray, two on this machine standing for two nodes.
 
-As a script, ``python -m tests.support.ray.examples RUN_DIR NODE SECONDS FOLDER``, it is one of them.  The nodes are
-``a``, which leads, and ``b``; each has an address of its own on the loopback interface.
+As a script, ``python -m tests.support.ray.examples RUN_DIR NODE SECONDS RAY_UP_S FOLDER``, it is
+one of them.  The nodes are ``a``, which leads, and ``b``; each has an address of its own on the
+loopback interface.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from rlk_repro.agent.parts import Deadlines, make_place
 from rlk_repro.base.errors import RlkReproError
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.switches import OPS_DIR
 from rlk_repro.workloads.api import Command, Workload
-from rlk_repro.workloads.environment import record_env, switch_env
+from rlk_repro.workloads.environment import switch_env
 from rlk_repro.workloads.vime import ADDRESS_NAMES
 from tests.support.job_examples import make_parts
 
@@ -26,10 +28,6 @@ TRAINER = Path(__file__).with_name("trainer.py")
 NODES = ("a", "b")
 ADDRESSES = {"a": "127.0.0.2", "b": "127.0.0.3"}
 ALLOCATION = "job-7"
-DEADLINES = Deadlines(
-    grace_s=5, idle_s=0.1, followers_s=20, followers_end_s=20, pulse_s=0.2, lost_s=8, ray_up_s=150, ray_retry_s=2,
-    ray_down_s=10,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,8 @@ class RayWorkload(Workload):
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         seconds = self.seconds if trial.index == 0 else "0"
         argv = (sys.executable, str(TRAINER), str(self.num_nodes), seconds, self.folder)
-        env = record_env(run_dir.trial(trial.name)) | switch_env(plan, trial)
+        records = {OPS_DIR: str(run_dir.trial(trial.name).ops.absolute())}
+        env = records | switch_env(plan, trial)
         return Command(argv=argv, env=env, needs_ray=True, address_names=ADDRESS_NAMES)
 
 
@@ -58,10 +57,15 @@ def find_address(node: str, others: Sequence[str], interface: str | None) -> str
 
 
 def main() -> int:
-    run_dir, node, seconds, folder = sys.argv[1:]
-    parts = make_parts(RayWorkload(seconds=seconds, folder=folder), deadlines=DEADLINES, find_address=find_address)
+    run_dir, node, seconds, ray_up_s, folder = sys.argv[1:]
+    deadlines = Deadlines(
+        grace_s=5, idle_s=0.1, followers_s=20, followers_end_s=20, ray_up_s=float(ray_up_s),
+        ray_retry_s=2, ray_down_s=10,
+    )  # fmt: skip
+    workload = RayWorkload(seconds=seconds, folder=folder)
+    parts = make_parts(workload, deadlines=deadlines, find_address=find_address)
     try:
-        return run_agent(RunDir(Path(run_dir)), make_place(node, NODES, ALLOCATION), is_resuming=True, parts=parts)
+        return run_agent(RunDir(Path(run_dir)), make_place(node, NODES, ALLOCATION), parts=parts)
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.exit_code

@@ -1,7 +1,6 @@
 """A real Slurm on this machine: munged, slurmctld and two slurmd with fake GPUs, on loopback, in one folder.
 
-``start_cluster`` starts it, its ``close`` ends every process it started.  As a script,
-``python -m tests.support.slurm.cluster`` starts one, prints what to export and stays until interrupted.
+``start_cluster`` starts it, its ``close`` ends every process it started.
 """
 
 from __future__ import annotations
@@ -14,13 +13,10 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rlk_repro.base.procfs import read_stat
 from tests.support.waiting import find_ports
@@ -311,15 +307,6 @@ def start_cluster(
     return cluster
 
 
-@contextlib.contextmanager
-def running_cluster(folder: Path, **options: Any) -> Iterator[Cluster]:
-    cluster = start_cluster(folder, **options)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
-
-
 def _describe_node(node: str, port: int) -> str:
     return (
         f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_PER_NODE} "
@@ -407,26 +394,3 @@ def _find_below(pid: int) -> list[int]:
             parents.setdefault(int(stat[stat.rfind(")") + 2 :].split()[1]), []).append(int(entry.name))
     children = [child for child in parents.get(pid, []) if read_stat(child) is not None]
     return [found for child in children for found in [*_find_below(child), child]]
-
-
-def main() -> None:
-    """Whatever ends this script ends the cluster, and nothing that comes after it disturbs that."""
-    signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        signal.signal(number, signal.default_int_handler)
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        tempfile.TemporaryDirectory(prefix="slurm-") as folder,
-        running_cluster(Path(folder) / "cluster") as cluster,
-    ):
-        sys.stdout.write(f"export SLURM_CONF={cluster.conf} PATH={cluster.bin}:$PATH\n")
-        sys.stdout.flush()
-        try:
-            signal.pause()
-        finally:
-            for number in signals:
-                signal.signal(number, signal.SIG_IGN)
-
-
-if __name__ == "__main__":
-    main()

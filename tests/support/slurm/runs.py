@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.submit import planning, sending
 from tests import ROOT
 from tests.support.slurm.cluster import Cluster, find_missing, start_cluster
+from tests.support.two_node_agent import write_agent
 
 REQUIRED = "RLK_REPRO_REQUIRE_SLURM"
 REPOSITORY = ROOT
@@ -27,7 +27,7 @@ SETTINGS = (
     "measure.pairs=1", "measure.warmup_steps=1", "measure.scored_steps=3", "workload.grpo.rollout_batch_size=2",
     "workload.model.hidden_size=32",
 )  # fmt: skip
-# About twenty seconds a trial, in steps of which each says something: time to break it.
+# Twenty seconds a trial: time to break it.
 LONG = (*SETTINGS[:2], "measure.scored_steps=400", "workload.grpo.rollout_batch_size=8")
 WAIT_S = 240.0
 # What Slurm says of a job whose nodes are all drained: the first after it was submitted, the second once the main
@@ -35,13 +35,14 @@ WAIT_S = 240.0
 DRAINED = ("ReqNodeNotAvail", "Nodes required for job are DOWN, DRAINED")
 
 
-def make_profile(folder: Path, *, python: str = sys.executable, **settings: Any) -> Path:
+def make_profile(folder: Path, *, python: str = "", **settings: Any) -> Path:
+    """The profile of the tests' Slurm, by default with a trainer that needs no torch."""
     value: Mapping[str, Any] = {
         "profile": "here",
         "cluster": "slurm",
         "hardware": "cpu",
         "slurm": {"gres": "none", "stop_before_s": 60, **settings},
-        "container": {"runtime": "host", "python": python, "package_dir": str(REPOSITORY)},
+        "container": {"runtime": "host", "python": python or write_agent(folder), "package_dir": str(REPOSITORY)},
         "preflight": {"min_free_disk_gib": 0.01, "min_free_memory_gib": 0.01},
     }
     path = folder / "profile.yaml"

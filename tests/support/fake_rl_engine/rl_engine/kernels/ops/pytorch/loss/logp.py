@@ -24,34 +24,12 @@ class NativeLogpOp:
         chosen = token_ids.to(device=logits.device, dtype=torch.long).unsqueeze(-1)
         return torch.log_softmax(logits.float(), dim=-1).gather(-1, chosen).squeeze(-1)
 
-    def out(self, logits: Tensor, token_ids: Tensor, output: Tensor) -> Tensor:
-        _check_output(output, logits)
-        return output.copy_(self.apply_fp32(logits, token_ids))
-
-    def indexed_out(self, logits: Tensor, token_ids: Tensor, row_indices: Tensor, output: Tensor) -> Tensor:
-        """Only the named rows of ``output`` are written; ``row_indices`` count the flattened rows."""
-        _check_output(output, logits)
-        rows = row_indices.to(device=logits.device, dtype=torch.long).reshape(-1)
-        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < token_ids.numel():
-            raise ValueError("row_indices contains an out-of-range row")
-        values = self.apply_fp32(logits, token_ids).to(output.dtype)
-        output.view(-1)[rows] = values.reshape(-1)[rows]
-        return output
-
     def indexed_fp32(self, logits: Tensor, token_ids: Tensor, row_indices: Tensor) -> Tensor:
         """Rows that are not named hold 0."""
         output = torch.zeros(logits.shape[:-1], device=logits.device)
-        return self.indexed_out(logits, token_ids, row_indices, output)
+        output[row_indices] = self.apply_fp32(logits, token_ids)[row_indices]
+        return output
 
     # In RL-Kernel's compiled operator the online methods run another kernel; here they are the same.
     online_fp32 = apply_fp32
-    online_out = out
     online_indexed_fp32 = indexed_fp32
-    online_indexed_out = indexed_out
-
-
-def _check_output(output: Tensor, logits: Tensor) -> None:
-    if output.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"output shape {tuple(output.shape)} must match logits leading shape {tuple(logits.shape[:-1])}"
-        )

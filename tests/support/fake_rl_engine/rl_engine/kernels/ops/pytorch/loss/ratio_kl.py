@@ -21,16 +21,6 @@ class NativeRatioKLOp:
         attention_mask: Tensor,
         old_logps: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        return self.forward(policy_logits, ref_logits, action_ids, attention_mask, old_logps)
-
-    def forward(
-        self,
-        policy_logits: Tensor,
-        ref_logits: Tensor,
-        action_ids: Tensor,
-        attention_mask: Tensor,
-        old_logps: Tensor,
-    ) -> tuple[Tensor, Tensor]:
         """``logits [*, V]``, the rest ``[*]``; ratio and KL are fp32 ``[*]``."""
         is_masked = ~attention_mask.to(torch.bool)
         vocab_size = policy_logits.shape[-1]
