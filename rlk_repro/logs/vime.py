@@ -8,24 +8,26 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.logs.lines import LogLine, open_log, scan_lines
+from rlk_repro.logs.lines import LogLine, open_log, read_lines, scan_lines
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 
 MAX_DICT_BYTES: Final = 1 << 20
+MAX_TORN: Final = 100
+"""Dicts that Ray may print in two lines; any further one counts as cut off."""
 
 _NEEDLES: Final = {b": {'": b"0123456789", b" end (elapsed: ": b""}
 _KEYS: Final = (b": {'perf/", b": {'train/", b": {'rollout/", b": {'eval/")
 _PREFIX: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\r\n]{0,40}\] [\w.\-]{1,100}\.py:\d{1,6} - ")
 _TABLE: Final = re.compile(rb"(critic-step|step|rollout|perf|eval|multi_turn|passrate) (0|[1-9]\d{0,8}): (?=\{)")
 _TIMER: Final = re.compile(rb"Timer \w{1,100} (?:start|end \(elapsed: (\d{1,12}\.\d{1,9})s\))")
-_ACTOR: Final = re.compile(rb"\(([A-Za-z_][\w.:]{0,100}) pid=\d{1,12}(?:, ip=[^\s()]{1,64})?\)")
+_ACTOR: Final = re.compile(rb"\(([A-Za-z_][\w.:]{0,100} pid=\d{1,12})(?:, ip=[^\s()]{1,64})?\)")
 TRAINERS: Final = ("TrainRayActor",)
 ACTORS: Final = (*TRAINERS, "RolloutManager", "RolloutExecutor")
 """Parts of the names of Ray's actors whose metrics are read: vime's own, and those of trainers that grew from slime."""
@@ -86,6 +88,9 @@ def parse_log(path: Path) -> ParsedLog:
     with open_log(path, buffering=0) as stream:
         for line in scan_lines(stream, _NEEDLES):
             reader.read_line(line)
+    if reader.torn:
+        with open_log(path) as stream:
+            reader.join_torn(read_lines(stream, MAX_DICT_BYTES))
     hidden = reader.num_hidden_by_ray
     return ParsedLog(
         rows=reader.rows,
@@ -93,10 +98,21 @@ def parse_log(path: Path) -> ParsedLog:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Torn:
+    """A table whose dict does not end in its line; ``actor`` printed it, and may print the rest in the next line."""
+
+    kind: str
+    index: int
+    body: bytes
+    actor: bytes
+
+
 class _LogReader:
     def __init__(self) -> None:
         self.rows: dict[str, dict[int, dict[str, LogSample]]] = {kind: {} for kind in _FAMILIES}
         self.rejects: Counter[str] = Counter()
+        self.torn: dict[int, _Torn] = {}
         self.num_hidden_by_ray = 0
         self._line = 0
         self._actor: bytes | None = None
@@ -151,8 +167,16 @@ class _LogReader:
         families = _FAMILIES.get(kind)
         if families is None:  # other kinds (critic, evaluation, multi_turn, passrate) are not used
             return
-        numbers = self._read_dict(body)
-        if numbers is None:
+        try:
+            numbers = self._read_dict(body)
+        except CutOff:
+            if self._actor and len(self.torn) < MAX_TORN and body.endswith(b"\n"):
+                self.torn[self._line] = _Torn(kind=kind, index=index, body=body[:MAX_DICT_BYTES], actor=self._actor)
+            else:
+                self.rejects[LogReject.CUT_OFF.value] += 1
+            return
+        except NotADict:
+            self.rejects[LogReject.MALFORMED.value] += 1
             return
         known = {key: value for key, value in numbers.items() if key.startswith(families)}
         if not known:
@@ -161,6 +185,30 @@ class _LogReader:
             self.rejects[LogReject.WRONG_INDEX.value] += 1
         else:
             self._merge(kind, index, known)
+
+    def join_torn(self, lines: Iterable[tuple[int, bytes]]) -> None:
+        """Read again each dict that its line cuts off, with the text that its actor printed in the next line.
+
+        Ray's log monitor prints what a file holds so far, which may be half of a line that vime is writing.
+        """
+        torn, self.torn = self.torn, {}
+        for number, line in lines:
+            if (first := torn.get(number - 1)) is None:
+                continue
+            text = _COLOUR.sub(b"", line)
+            actor = _ACTOR.search(text)
+            if actor is None or actor[1] != first.actor:
+                continue
+            whole = first.body.rstrip(b"\r\n") + text[actor.end() :].removeprefix(b" ")
+            try:
+                read_numbers(whole.decode("utf-8", errors="replace"))
+            except NotADict:
+                continue
+            self._line = number - 1
+            self._read_table(first.kind, first.index, whole)
+            del torn[number - 1]
+        if torn:
+            self.rejects[LogReject.CUT_OFF.value] += len(torn)
 
     def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
         row = self.rows[kind].setdefault(index, {})
@@ -173,14 +221,9 @@ class _LogReader:
             if key not in row:
                 row[key] = LogSample(value, self._line)
 
-    def _read_dict(self, body: bytes) -> dict[str, float] | None:
+    def _read_dict(self, body: bytes) -> dict[str, float]:
         text = body[:MAX_DICT_BYTES].decode("utf-8", errors="replace")
-        try:
-            numbers, end = read_numbers(text)
-        except NotADict as error:
-            reason = LogReject.CUT_OFF if isinstance(error, CutOff) else LogReject.MALFORMED
-            self.rejects[reason.value] += 1
-            return None
+        numbers, end = read_numbers(text)
         if repeated := _REPEATED.match(text, end):
             self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # "[repeated Nx" counts the printed line too
         return numbers

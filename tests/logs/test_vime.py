@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlk_repro.logs.lines import scan_lines
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 from rlk_repro.logs.metrics import METRICS, metric_series
-from rlk_repro.logs.vime import ACTORS, LogReject, LogSample, ParsedLog, parse_log
+from rlk_repro.logs.vime import ACTORS, MAX_TORN, LogReject, LogSample, ParsedLog, parse_log
 from tests import ROOT, TESTS
 
 LOGS = TESTS / "assets" / "logs"
@@ -100,6 +100,36 @@ def test_contradictions_critics_and_lines_that_ray_swallowed_add_nothing(message
     parsed = parse(*(PREFIX + message for message in messages))
     assert rows_of(parsed) == {"step": {}, "rollout": {}, "perf": {}} | rows
     assert parsed.reject_counts == rejects
+
+
+TORN = TRAINER + PREFIX + b"perf 7: {'perf/train_time': 2.1, 'perf/st"
+REST = b"ep_time': 2.3}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "step_time", "num_cut_off"),
+    [
+        ((TORN, TRAINER + REST), 2.3, 0),
+        ((TORN, TRAINER.replace(b"99", b"98") + REST), None, 1),
+        ((TORN, b"something else", TRAINER + REST), None, 1),
+        ((TORN, TRAINER + PREFIX + b"perf 8: {'perf/step_time': 9.5}"), None, 1),
+        ((TORN, TRAINER + b"ep_time': 2.3, 'perf/tr"), None, 1),
+        ((TORN,), None, 1),
+        ((TORN.removeprefix(TRAINER), REST), None, 1),
+    ],
+)
+def test_a_dict_that_ray_printed_in_two_lines_is_read_whole(lines, step_time, num_cut_off) -> None:
+    """On an H200, Ray's log monitor read the worker's file while vime was writing the line of step 7."""
+    parsed = parse(*lines)
+    times = {index: row["perf/step_time"].value for index, row in parsed.rows["perf"].items()}
+    assert times.get(7) == step_time
+    assert parsed.reject_counts == ({LogReject.CUT_OFF: num_cut_off} if num_cut_off else {})
+
+
+def test_only_so_many_torn_dicts_are_joined() -> None:
+    pairs = [(TORN.replace(b"perf 7", b"perf %d" % number), TRAINER + REST) for number in range(MAX_TORN + 5)]
+    parsed = parse(*(line for pair in pairs for line in pair))
+    assert (len(parsed.rows["perf"]), parsed.reject_counts) == (MAX_TORN, {LogReject.CUT_OFF: 5})
 
 
 @pytest.mark.parametrize("actor", ["RolloutExecutor", "RolloutManager", "FSDPTrainRayActor", "SGLangEngine"])
