@@ -297,6 +297,7 @@ def test_each_pair_of_bundles_gets_its_level(
 FOLDER = ROOT / "docs" / "evidence"
 R3 = [FOLDER / f"qwen3-30b-a3b-random-4l{part}-h200.tgz" for part in ("", "-six", "-sixteen")]
 MODULE = [FOLDER / f"module-qwen3-4b-027c809{part}-h200.tgz" for part in ("", "-second", "-third")]
+STEP = sorted(FOLDER.glob("qwen3-4b-random-027c809-*.tgz"))
 
 
 def test_three_bundles_of_five_machines_give_the_figures_of_the_audit() -> None:
@@ -321,6 +322,24 @@ def test_stacks_of_other_names_with_the_same_commits_are_one_experiment() -> Non
     ends = [found.ratio, found.high, found.low, found.next_high, found.next_low]
     saved = [round(100 - 100 * value, 2) for value in ends if value]
     assert saved == [83.32, 83.18, 83.46, 83.04, 83.60]
+
+
+def test_the_headline_of_the_readme_is_what_its_bundles_give() -> None:
+    """Bundles of plans without ``stack_on`` and of plans with it; two hosts with two GPUs each, and two with one."""
+    found = combine(STEP)
+    assert (found.num_machines, found.num_hosts, found.unit) == (6, 4, "host")
+    whole, ahead, _ = summarise(found)
+    assert whole == "3.29 % less time (95 % interval 2.70 % to 3.89 %) on 6 NVIDIA H200s on 4 hosts"
+    assert ahead.startswith("expect 1.95 % to 4.62 % from one more host of this kind")
+    readme = (ROOT / "README.md").read_text()
+    assert (
+        "takes 3.29 % less time with RL-Kernel** (95 % interval 2.70 to 3.89 %), 2.455 → 2.375 s, on 6 H200" in readme
+    )
+    assert "expect 1.95 to 4.62 %**" in readme
+    baseline, enabled = (
+        sum(getattr(machine, name) for machine in found.machines) / 6 for name in ("baseline_s", "enabled_s")
+    )
+    assert (f"{baseline:.3f}", f"{enabled:.3f}") == ("2.455", "2.375")
 
 
 @pytest.mark.parametrize(
