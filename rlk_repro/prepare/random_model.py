@@ -1,4 +1,4 @@
-"""Make a Qwen3 model with random weights in the hub's format: configuration, byte tokenizer, one safetensors file.
+"""Make a Qwen3 or GLM-4 model with random weights, in the hub's format: configuration, byte tokenizer, safetensors.
 
 The arguments and the seed determine the bytes on every machine: SHAKE-256 chooses one of 256 quantiles of a normal
 distribution for each weight.  The tokenizer's tokens are the 256 bytes and three chat markers, so that it can encode
@@ -54,13 +54,12 @@ CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20
 _WORTH_A_PROCESS: Final = 256 << 20
 _BYTES_PER_WEIGHT: Final = 2
-_MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
+_MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe", "Glm4ForCausalLM": "glm4"}
 _FLAGS: Final = {
     "num_layers": "num-layers",
     "hidden_size": "hidden-size",
     "intermediate_size": "ffn-hidden-size",
     "num_heads": "num-attention-heads",
-    "head_dim": "kv-channels",
     "vocab_size": "vocab-size",
 }
 _EXPERT_FLAGS: Final = {
@@ -98,12 +97,14 @@ class Sizes:
     num_experts: int = 0
     expert_size: int = 0
     num_experts_per_token: int = 0
+    is_glm: bool = False
 
     @classmethod
     def of(cls, model: VimeModel) -> Sizes:
         """Read the sizes; raise SpecError if a size is missing or the vocabulary is too small for the tokenizer."""
         arguments = model.arguments
-        has_experts = isinstance(model.source, RandomWeights) and model.source.architecture == "Qwen3MoeForCausalLM"
+        architecture = model.source.architecture if isinstance(model.source, RandomWeights) else None
+        has_experts = architecture == "Qwen3MoeForCausalLM"
         flags = _FLAGS | _EXPERT_FLAGS if has_experts else _FLAGS
         problems = [
             Problem(f"workload.model.arguments.{flag}", "missing", expected="a size of the random model")
@@ -120,6 +121,8 @@ class Sizes:
             sizes["num_experts"] = 0
         return cls(
             **sizes,
+            head_dim=model.size("kv-channels", sizes["hidden_size"] // sizes["num_heads"]),
+            is_glm=architecture == "Glm4ForCausalLM",
             num_groups=model.size("num-query-groups", sizes["num_heads"]),
             norm_epsilon=_number(arguments, "norm-epsilon", 1e-6),
             rotary_base=_number(arguments, "rotary-base", 10000.0),
@@ -138,6 +141,9 @@ def list_tensors(sizes: Sizes) -> Iterator[Tensor]:
     yield Tensor(name="model.embed_tokens.weight", shape=(sizes.vocab_size, hidden))
     for index in range(sizes.num_layers):
         prefix = f"model.layers.{index}"
+        if sizes.is_glm:
+            yield from _list_glm_layer(prefix, sizes)
+            continue
         attention, groups = f"{prefix}.self_attn", sizes.num_groups * sizes.head_dim
         yield Tensor(name=f"{prefix}.input_layernorm.weight", shape=(hidden,), is_norm=True)
         yield Tensor(name=f"{attention}.q_proj.weight", shape=(heads, hidden))
@@ -158,6 +164,19 @@ def list_tensors(sizes: Sizes) -> Iterator[Tensor]:
         yield Tensor(name="lm_head.weight", shape=(sizes.vocab_size, hidden))
 
 
+def _list_glm_layer(prefix: str, sizes: Sizes) -> Iterator[Tensor]:
+    """Yield the tensors of transformers' Glm4DecoderLayer: biases in attention, norms on both sides of each part."""
+    hidden, heads, groups = sizes.hidden_size, sizes.num_heads * sizes.head_dim, sizes.num_groups * sizes.head_dim
+    for norm in ("input", "post_attention", "post_self_attn", "post_mlp"):
+        yield Tensor(name=f"{prefix}.{norm}_layernorm.weight", shape=(hidden,), is_norm=True)
+    for name, size in (("q", heads), ("k", groups), ("v", groups)):
+        yield Tensor(name=f"{prefix}.self_attn.{name}_proj.weight", shape=(size, hidden))
+        yield Tensor(name=f"{prefix}.self_attn.{name}_proj.bias", shape=(size,))
+    yield Tensor(name=f"{prefix}.self_attn.o_proj.weight", shape=(hidden, heads))
+    yield Tensor(name=f"{prefix}.mlp.gate_up_proj.weight", shape=(2 * sizes.intermediate_size, hidden))
+    yield Tensor(name=f"{prefix}.mlp.down_proj.weight", shape=(hidden, sizes.intermediate_size))
+
+
 def _list_mlp(prefix: str, hidden: int, intermediate: int) -> Iterator[Tensor]:
     for name in ("gate_proj", "up_proj"):
         yield Tensor(name=f"{prefix}.{name}.weight", shape=(intermediate, hidden))
@@ -170,7 +189,8 @@ def weights_bytes(sizes: Sizes) -> int:
 
 def recipe(model: VimeModel) -> dict[str, Any]:
     assert isinstance(model.source, RandomWeights)
-    return {"recipe": RECIPE, **model.source.model_dump(), "sizes": Sizes.of(model).__dict__}
+    sizes = {name: value for name, value in Sizes.of(model).__dict__.items() if name != "is_glm"}
+    return {"recipe": RECIPE, **model.source.model_dump(), "sizes": sizes}
 
 
 def write_model(model: VimeModel, folder: Path) -> None:
@@ -211,6 +231,8 @@ def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
         "use_sliding_window": False,
         "vocab_size": sizes.vocab_size,
     }
+    if sizes.is_glm:
+        config |= {"attention_bias": True, "partial_rotary_factor": 0.5, "pad_token_id": PADDING}
     if sizes.num_experts:
         config |= {
             "decoder_sparse_step": 1,

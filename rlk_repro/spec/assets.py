@@ -18,7 +18,7 @@ Url: TypeAlias = Annotated[str, Field(pattern=r"^https?://[!-~]+$", max_length=5
 Revision: TypeAlias = Annotated[
     Commit | None, Field(description="commit of the repository; default: the commit that the hub serves")
 ]
-Architecture: TypeAlias = Literal["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]
+Architecture: TypeAlias = Literal["Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Glm4ForCausalLM"]
 
 
 class HubSource(Model):

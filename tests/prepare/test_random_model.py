@@ -41,10 +41,14 @@ DENSE: dict[str, Any] = {
 }
 MOE: dict[str, Any] = {**DENSE, "num-experts": 4, "moe-ffn-hidden-size": 32, "moe-router-topk": 2,
                        "untie-embeddings-and-output-weights": True}  # fmt: skip
+GLM: dict[str, Any] = {**DENSE, "post-mlp-layernorm": True, "untie-embeddings-and-output-weights": True}
+del GLM["kv-channels"]
 
 
 def make(arguments: dict[str, Any], seed: int = 1234) -> VimeModel:
     kind = "Qwen3MoeForCausalLM" if "num-experts" in arguments else "Qwen3ForCausalLM"
+    if "post-mlp-layernorm" in arguments:
+        kind = "Glm4ForCausalLM"
     source = {"kind": "random", "architecture": kind, "seed": seed}
     return VimeModel.model_validate({"title": "x", "source": source, "arguments": arguments})
 
@@ -68,6 +72,12 @@ def test_the_bytes_are_these_on_every_machine(tmp_path: Path) -> None:
         "config.json": "f7262c3c5ea3641f",
         "generation_config.json": "4677db3aea04a0b8",
         "model.safetensors": "cde9ae605e8ab7b6",
+    }
+    assert written(GLM, tmp_path / "glm") == {
+        **tokenizer,
+        "config.json": "de60d8c2016a0086",
+        "generation_config.json": "4677db3aea04a0b8",
+        "model.safetensors": "3bdb3415e273c52e",
     }
 
 
@@ -105,7 +115,7 @@ def test_weights_are_normal_and_norms_are_ones(tmp_path: Path) -> None:
 
 def test_transformers_loads_it_and_finds_every_weight(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    for name, arguments in (("dense", DENSE), ("moe", MOE)):
+    for name, arguments in (("dense", DENSE), ("moe", MOE), ("glm", GLM)):
         written(arguments, tmp_path / name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
         model, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, output_loading_info=True)
@@ -192,7 +202,7 @@ def test_without_torch_the_error_says_where_to_run_it(tmp_path: Path, monkeypatc
         MADE.write(tmp_path)
 
 
-@pytest.mark.parametrize("run", ["qwen3-4b-random", "qwen3-30b-a3b-random-8l"])
+@pytest.mark.parametrize("run", ["qwen3-4b-random", "qwen3-30b-a3b-random-12l"])
 def test_a_run_with_a_seed_stores_nothing_and_trains_on_them(tmp_path: Path, run: str) -> None:
     plan = make_run_plan(run, "h200")
     run_dir = RunDir(tmp_path / "runs" / run / "id")
@@ -204,7 +214,7 @@ def test_a_run_with_a_seed_stores_nothing_and_trains_on_them(tmp_path: Path, run
     made = RandomRollouts.of(plan.run, plan.run.workload)
     assert made is not None
     assert made.num_files == plan.run.measure.num_stored
-    assert bool(made.num_experts) is (run == "qwen3-30b-a3b-random-8l")
+    assert bool(made.num_experts) is (run == "qwen3-30b-a3b-random-12l")
 
 
 def test_prepare_makes_them_and_no_prompts(tmp_path: Path, call: Call) -> None:

@@ -70,7 +70,7 @@ def test_the_contract_equals_the_parsers_flags(megatron: Path, python: str, tmp_
     out = tmp_path / "contract.json"
     argv = [python, "-m", "tools.contract", os.environ["VIME_SRC"], str(megatron), "-o", str(out)]
     argv += ["--vime-commit", COMMIT, "--megatron-commit", load_contract(COMMIT).megatron_lm]
-    made = proc.run(argv, cwd=REPOSITORY, timeout_s=500)
+    made = proc.run(argv, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, timeout_s=500)
     assert made.is_ok, made.stderr[-3000:]
     recorded = json.loads((data_dir("manifests") / "contracts" / f"vime-{COMMIT}.json").read_text())
     again = json.loads(out.read_text())
@@ -104,6 +104,9 @@ def find_lost_values(argv: list[str], values: dict[str, str], *, with_vllm: bool
             yield f"{flag} {' '.join(given)}: {found}"
 
 
+DTYPES = {"bf16": ("torch.bfloat16",), "fp32": ("torch.float32",)}
+
+
 def spell(flag: str, definition: Flag, given: tuple[str, ...]) -> set[str]:
     """How the value may stand in the namespace."""
     if not definition.takes_value:
@@ -113,7 +116,9 @@ def spell(flag: str, definition: Flag, given: tuple[str, ...]) -> set[str]:
         return {str(list(given)), str([int(word) if word.isdecimal() else word for word in given])}
     (value,) = given
     number = _normal(value)
-    forms = {value, str(number), f"AttnBackend.{value}"} | ({str(int(number))} if isinstance(number, float) else set())
+    forms = {value, str(number), f"AttnBackend.{value}", *DTYPES.get(value, ())} | (
+        {str(int(number))} if isinstance(number, float) else set()
+    )
     return forms | {f"['{value}']", f"[{value}]"}  # some that take several values are given one
 
 

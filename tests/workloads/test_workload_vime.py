@@ -22,7 +22,7 @@ from rlk_repro.switches import (
     SWITCH_SCHEDULE,
 )
 from rlk_repro.workloads import WORKLOADS
-from rlk_repro.workloads.vime.memory import count_parameters
+from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
 from tests.support.prepare_examples import make_rollout
 from tests.support.slurm.examples import plan_for
 from tests.support.vime_examples import list_plans, list_runs, trial_argv, with_workload
@@ -273,6 +273,17 @@ def test_a_stack_without_vime_is_refused() -> None:
 )
 def test_parameters_are_counted_as_published(run: str, billions: float) -> None:
     assert sum(count_parameters(list_runs()[run].model)) / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("run", "bytes_per_weight"),
+    [("qwen3-30b-a3b-random-4l", 18), ("qwen3-30b-a3b-random-12l", 12), ("qwen3-30b-a3b-random", 12 / 4)],
+)
+def test_the_states_of_a_weight_take_18_bytes_and_12_with_moments_in_bfloat16(run: str, bytes_per_weight: int) -> None:
+    """A GPU of four that share experts and dense weights holds a quarter of each."""
+    plan = plan_for(run, "h200")
+    num_weights = sum(count_parameters(list_runs()[run].model))
+    assert estimate_memory(plan).states_gib * 2**30 == pytest.approx(bytes_per_weight * num_weights)
 
 
 def test_rollouts_must_all_be_there_before_vime_starts(tmp_path: Path) -> None:
