@@ -20,14 +20,17 @@ from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 
 MAX_DICT_BYTES: Final = 1 << 20
 MAX_TORN: Final = 100
-"""Dicts that Ray may print in two lines; any further one counts as cut off."""
+MAX_TORN_BYTES: Final = 1 << 16
+"""So many dicts, of at most so many bytes, may stand in two lines; any further one counts as cut off."""
 
 _NEEDLES: Final = {b": {'": b"0123456789", b" end (elapsed: ": b""}
 _KEYS: Final = (b": {'perf/", b": {'train/", b": {'rollout/", b": {'eval/")
 _PREFIX: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\r\n]{0,40}\] [\w.\-]{1,100}\.py:\d{1,6} - ")
 _TABLE: Final = re.compile(rb"(critic-step|step|rollout|perf|eval|multi_turn|passrate) (0|[1-9]\d{0,8}): (?=\{)")
 _TIMER: Final = re.compile(rb"Timer \w{1,100} (?:start|end \(elapsed: (\d{1,12}\.\d{1,9})s\))")
-_ACTOR: Final = re.compile(rb"\(([A-Za-z_][\w.:]{0,100} pid=\d{1,12})(?:, ip=[^\s()]{1,64})?\)")
+_ACTOR: Final = re.compile(rb"\(([A-Za-z_][\w.:]{0,100} pid=\d{1,12}(?:, ip=[^\s()]{1,64})?)\)")
+_BEGIN: Final = re.compile(rb"(?:\d{4}-[\dT:.\-]{1,30}Z )?" + _ACTOR.pattern + b" ?")
+_IN_NUMBER: Final = re.compile(rb"[\d.eE+-]\n[\d.eE+-]")
 TRAINERS: Final = ("TrainRayActor",)
 ACTORS: Final = (*TRAINERS, "RolloutManager", "RolloutExecutor")
 """Parts of the names of Ray's actors whose metrics are read: vime's own, and those of trainers that grew from slime."""
@@ -100,7 +103,7 @@ def parse_log(path: Path) -> ParsedLog:
 
 @dataclass(frozen=True, kw_only=True)
 class _Torn:
-    """A table whose dict does not end in its line; ``actor`` printed it, and may print the rest in the next line."""
+    """A table whose dict does not end in its line; ``actor`` printed it, and may print the rest in its next line."""
 
     kind: str
     index: int
@@ -170,8 +173,9 @@ class _LogReader:
         try:
             numbers = self._read_dict(body)
         except CutOff:
-            if self._actor and len(self.torn) < MAX_TORN and body.endswith(b"\n"):
-                self.torn[self._line] = _Torn(kind=kind, index=index, body=body[:MAX_DICT_BYTES], actor=self._actor)
+            is_whole_line = body.endswith(b"\n") and len(body) <= MAX_TORN_BYTES
+            if self._actor and is_whole_line and len(self.torn) < MAX_TORN:
+                self.torn[self._line] = _Torn(kind=kind, index=index, body=body, actor=self._actor)
             else:
                 self.rejects[LogReject.CUT_OFF.value] += 1
             return
@@ -187,28 +191,36 @@ class _LogReader:
             self._merge(kind, index, known)
 
     def join_torn(self, lines: Iterable[tuple[int, bytes]]) -> None:
-        """Read again each dict that its line cuts off, with the text that its actor printed in the next line.
+        """Read again each dict that its line cuts off, with the text that its actor printed in its next line.
 
-        Ray's log monitor prints what a file holds so far, which may be half of a line that vime is writing.
+        Ray's log monitor prints what a file holds so far, which may be half of a line that vime is writing.  A number
+        that is torn itself is not read: nothing would show a lost digit.
         """
         torn, self.torn = self.torn, {}
+        waiting: dict[bytes, int] = {}
         for number, line in lines:
-            if (first := torn.get(number - 1)) is None:
+            begin = _BEGIN.match(_COLOUR.sub(b"", line)) if waiting else None
+            if begin and begin[1] in waiting and self._read_joined(torn, waiting.pop(begin[1]), begin):
                 continue
-            text = _COLOUR.sub(b"", line)
-            actor = _ACTOR.search(text)
-            if actor is None or actor[1] != first.actor:
-                continue
-            whole = first.body.rstrip(b"\r\n") + text[actor.end() :].removeprefix(b" ")
-            try:
-                read_numbers(whole.decode("utf-8", errors="replace"))
-            except NotADict:
-                continue
-            self._line = number - 1
-            self._read_table(first.kind, first.index, whole)
-            del torn[number - 1]
+            if number in torn:
+                waiting[torn[number].actor] = number
         if torn:
             self.rejects[LogReject.CUT_OFF.value] += len(torn)
+
+    def _read_joined(self, torn: dict[int, _Torn], number: int, begin: re.Match[bytes]) -> bool:
+        """Read the dict of line ``number`` and of the line that begins with ``begin``; return False if it is none."""
+        first, rest = torn[number], begin.string[begin.end() : begin.end() + MAX_TORN_BYTES]
+        if _IN_NUMBER.search(first.body[-2:] + rest[:1]):
+            return False
+        whole = first.body.rstrip(b"\r\n") + rest
+        try:
+            read_numbers(whole.decode("utf-8", errors="replace"))
+        except NotADict:
+            return False
+        self._line = number
+        self._read_table(first.kind, first.index, whole)
+        del torn[number]
+        return True
 
     def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
         row = self.rows[kind].setdefault(index, {})

@@ -62,6 +62,7 @@ _FLAGS: Final = {
     "num_heads": "num-attention-heads",
     "vocab_size": "vocab-size",
 }
+_GLM_FLAGS: Final = {"rotary-percent": 0.5, "add-qkv-bias": True}
 _EXPERT_FLAGS: Final = {
     "num_experts": "num-experts",
     "expert_size": "moe-ffn-hidden-size",
@@ -114,6 +115,17 @@ class Sizes:
         if model.size("vocab-size", VOCABULARY) < VOCABULARY:
             problems.append(Problem("workload.model.arguments.vocab-size", "is too small for the byte tokenizer",
                                     got=model.size("vocab-size"), expected=f"{VOCABULARY} or more"))  # fmt: skip
+        if architecture == "Glm4ForCausalLM":
+            problems += [
+                Problem(
+                    f"workload.model.arguments.{flag}",
+                    "does not fit GLM-4",
+                    got=arguments.get(flag),
+                    expected=str(value),
+                )
+                for flag, value in _GLM_FLAGS.items()
+                if arguments.get(flag) != value
+            ]
         if problems:
             raise SpecError(*problems)
         sizes = {name: model.size(flag) for name, flag in (_FLAGS | _EXPERT_FLAGS).items()}

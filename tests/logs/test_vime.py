@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlk_repro.logs.lines import scan_lines
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 from rlk_repro.logs.metrics import METRICS, metric_series
-from rlk_repro.logs.vime import ACTORS, MAX_TORN, LogReject, LogSample, ParsedLog, parse_log
+from rlk_repro.logs.vime import ACTORS, MAX_TORN, MAX_TORN_BYTES, LogReject, LogSample, ParsedLog, parse_log
 from tests import ROOT, TESTS
 
 LOGS = TESTS / "assets" / "logs"
@@ -111,7 +111,14 @@ REST = b"ep_time': 2.3}"
     [
         ((TORN, TRAINER + REST), 2.3, 0),
         ((TORN, TRAINER.replace(b"99", b"98") + REST), None, 1),
-        ((TORN, b"something else", TRAINER + REST), None, 1),
+        ((TORN, b"something else", TRAINER.replace(b"99", b"98") + b"x", TRAINER + REST), 2.3, 0),
+        ((TORN, TRAINER.replace(b"0.4", b"0.5") + REST), None, 1),
+        ((TORN, b"see " + TRAINER + REST), None, 1),
+        ((STAMP + TORN, STAMP + TRAINER + REST), 2.3, 0),
+        ((TORN, TORN.replace(b"perf 7", b"perf 9"), TRAINER + REST), None, 1),
+        ((TORN + b"ep_time': 2", TRAINER + b"47, 'perf/x': 1}"), None, 1),
+        ((TORN + b"ep_time': 2.5,", TRAINER + b" 'perf/x': 1}"), 2.5, 0),
+        ((TORN + b"x" * MAX_TORN_BYTES, TRAINER + REST), None, 1),
         ((TORN, TRAINER + PREFIX + b"perf 8: {'perf/step_time': 9.5}"), None, 1),
         ((TORN, TRAINER + b"ep_time': 2.3, 'perf/tr"), None, 1),
         ((TORN,), None, 1),

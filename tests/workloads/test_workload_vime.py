@@ -277,10 +277,12 @@ def test_parameters_are_counted_as_published(run: str, billions: float) -> None:
 
 @pytest.mark.parametrize(
     ("run", "bytes_per_weight"),
-    [("qwen3-30b-a3b-random-4l", 18), ("qwen3-30b-a3b-random-12l", 12), ("qwen3-30b-a3b-random", 12 / 4)],
+    [("qwen3-30b-a3b-random-4l", 18), ("qwen3-30b-a3b-random-16l", 18 / 2), ("qwen3-30b-a3b-random", 16 / 4)],
 )
-def test_the_states_of_a_weight_take_18_bytes_and_12_with_moments_in_bfloat16(run: str, bytes_per_weight: int) -> None:
-    """A GPU of four that share experts and dense weights holds a quarter of each."""
+def test_the_states_of_a_weight_take_18_bytes_and_16_with_the_precision_aware_optimizer(
+    run: str, bytes_per_weight: int
+) -> None:
+    """GPUs that share experts and dense weights hold equal parts of both."""
     plan = plan_for(run, "h200")
     num_weights = sum(count_parameters(list_runs()[run].model))
     assert estimate_memory(plan).states_gib * 2**30 == pytest.approx(bytes_per_weight * num_weights)

@@ -17,9 +17,8 @@ from rlk_repro.spec.layers import read_layer_pattern
 
 GRADIENT_BYTES: Final = 4  # gradients are accumulated and reduced in fp32
 WEIGHT_BYTES: Final = 2
-COPY_BYTES: Final = 4  # a copy of the weights in fp32; it and two moments are divided among the data parallel ranks
-REMAINDER_BYTES: Final = 2  # instead of the copy, the precision-aware optimizer keeps the bits that bfloat16 lacks
-MOMENT_BYTES: Final = {"fp16": 2, "bf16": 2, "fp8": 1}  # otherwise 4
+OPTIMIZER_BYTES: Final = 12  # a copy of the weights in fp32 and two moments, divided among the data parallel ranks
+PRECISION_AWARE_BYTES: Final = 10  # only the lower 16 bits of that copy; moments in bf16 are copied to fp32 in a step
 ACTIVATIONS_PER_LAYER: Final = 34  # bytes per token and hidden unit, without recomputation (Korthikanti et al. 2022)
 LOGIT_COPIES: Final = 2  # in fp32, at the peak of a step: the softmax that the backward pass needs, and the gradient
 
@@ -81,27 +80,20 @@ def estimate_memory(plan: Plan) -> Estimate:
     dense, experts = count_parameters(workload.model)
     engine_bytes = (dense + experts) * WEIGHT_BYTES / division.placement.rollout_num_gpus_per_engine
     return Estimate(
-        states_gib=_states_bytes(dense, experts, division, _optimizer_bytes(plan)) / GIB,
+        states_gib=_states_bytes(plan, dense, experts, division) / GIB,
         activations_gib=_activation_bytes(workload.model, division) / GIB,
         logits_gib=_logits_bytes(workload.model, division) / GIB,
         engine_weights_gib=engine_bytes / GIB,
     )
 
 
-def _optimizer_bytes(plan: Plan) -> int:
-    """Return the bytes of the optimizer's state for each weight: 12, or less with ``use-precision-aware-optimizer``."""
-    arguments = vime_of(plan).arguments_on(plan.hardware.hardware)
-    if not arguments.get("use-precision-aware-optimizer"):
-        return COPY_BYTES + 4 + 4
-    moments = (str(arguments.get(flag)) for flag in ("exp-avg-dtype", "exp-avg-sq-dtype"))
-    return REMAINDER_BYTES + sum(MOMENT_BYTES.get(name, 4) for name in moments)
-
-
-def _states_bytes(dense: int, experts: int, division: Division, optimizer_bytes: int) -> float:
+def _states_bytes(plan: Plan, dense: int, experts: int, division: Division) -> float:
     """Every rank holds its share of weights and gradients; the optimizer's state is divided among all."""
     split = division.layout.tensor_parallel * division.layout.pipeline_parallel
     held = dense / split + experts / division.expert_model_parallel
-    optimizer = 0 if division.placement.optimizer_cpu_offload else optimizer_bytes
+    is_aware = vime_of(plan).arguments_on(plan.hardware.hardware).get("use-precision-aware-optimizer")
+    optimizer = PRECISION_AWARE_BYTES if is_aware else OPTIMIZER_BYTES
+    optimizer = 0 if division.placement.optimizer_cpu_offload else optimizer
     return held * (WEIGHT_BYTES + GRADIENT_BYTES) + optimizer * (dense + experts) / division.actor_num_gpus
 
 
