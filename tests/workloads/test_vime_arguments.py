@@ -104,9 +104,6 @@ def find_lost_values(argv: list[str], values: dict[str, str], *, with_vllm: bool
             yield f"{flag} {' '.join(given)}: {found}"
 
 
-DTYPES = {"bf16": ("torch.bfloat16",), "fp32": ("torch.float32",)}
-
-
 def spell(flag: str, definition: Flag, given: tuple[str, ...]) -> set[str]:
     """How the value may stand in the namespace."""
     if not definition.takes_value:
@@ -116,9 +113,7 @@ def spell(flag: str, definition: Flag, given: tuple[str, ...]) -> set[str]:
         return {str(list(given)), str([int(word) if word.isdecimal() else word for word in given])}
     (value,) = given
     number = _normal(value)
-    forms = {value, str(number), f"AttnBackend.{value}", *DTYPES.get(value, ())} | (
-        {str(int(number))} if isinstance(number, float) else set()
-    )
+    forms = {value, str(number), f"AttnBackend.{value}"} | ({str(int(number))} if isinstance(number, float) else set())
     return forms | {f"['{value}']", f"[{value}]"}  # some that take several values are given one
 
 
