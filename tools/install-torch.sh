@@ -19,9 +19,10 @@ folder=$1/torch
 trap 'rm -rf "$folder"' EXIT
 say "$wanted"
 pip download --no-deps --dest "$folder" "$wanted"
-if ! pip install --quiet --no-deps --no-index --find-links "$folder" --require-hashes -r "$lock"; then
+# Python compiles what it imports; to compile all of torch's files takes longer than to install them.
+if ! pip install --no-compile --quiet --no-deps --no-index --find-links "$folder" --require-hashes -r "$lock"; then
   echo "make: this index serves another build of $wanted than those of $lock: $(ls "$folder")" >&2
   echo "  hint: make TORCH=$wanted takes it unchecked; docs/testing.md" >&2
   exit 1
 fi
-pip install "$wanted"
+pip install --no-compile "$wanted"
