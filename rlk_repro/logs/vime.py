@@ -167,8 +167,7 @@ class _LogReader:
         return False
 
     def _read_table(self, kind: str, index: int, body: bytes) -> None:
-        families = _FAMILIES.get(kind)
-        if families is None:  # other kinds (critic, evaluation, multi_turn, passrate) are not used
+        if kind not in _FAMILIES:  # other kinds (critic, evaluation, multi_turn, passrate) are not used
             return
         try:
             numbers = self._read_dict(body)
@@ -182,7 +181,10 @@ class _LogReader:
         except NotADict:
             self.rejects[LogReject.MALFORMED.value] += 1
             return
-        known = {key: value for key, value in numbers.items() if key.startswith(families)}
+        self._keep(kind, index, numbers)
+
+    def _keep(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
+        known = {key: value for key, value in numbers.items() if key.startswith(_FAMILIES[kind])}
         if not known:
             self.rejects[LogReject.UNKNOWN_KEYS.value] += 1
         elif known.get(_STEP_INDEX, index) != index:
@@ -212,13 +214,12 @@ class _LogReader:
         first, rest = torn[number], begin.string[begin.end() : begin.end() + MAX_TORN_BYTES]
         if _IN_NUMBER.search(first.body[-2:] + rest[:1]):
             return False
-        whole = first.body.rstrip(b"\r\n") + rest
         try:
-            read_numbers(whole.decode("utf-8", errors="replace"))
+            numbers = self._read_dict(first.body.rstrip(b"\r\n") + rest)
         except NotADict:
             return False
         self._line = number
-        self._read_table(first.kind, first.index, whole)
+        self._keep(first.kind, first.index, numbers)
         del torn[number]
         return True
 

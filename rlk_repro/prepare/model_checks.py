@@ -92,7 +92,9 @@ def _find_broken(folder: Path) -> Iterator[Problem]:
 
 def _find_differences(config: Mapping[str, Any], model: VimeModel) -> Iterator[Problem]:
     arguments, rope = model.arguments, config.get("rope_parameters")
-    found_all = {**config, **(rope if isinstance(rope, dict) and "rope_theta" in rope else {})}
+    found_all = dict(config)
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        found_all |= rope
     told = {flag: (key, found_all[key]) for key, flag in _FLAGS.items() if found_all.get(key)}
     if not _has_dense_layers(told, arguments):
         told.pop("ffn-hidden-size", None)

@@ -91,9 +91,11 @@ def _states_bytes(plan: Plan, dense: int, experts: int, division: Division) -> f
     """Every rank holds its share of weights and gradients; the optimizer's state is divided among all."""
     split = division.layout.tensor_parallel * division.layout.pipeline_parallel
     held = dense / split + experts / division.expert_model_parallel
-    is_aware = vime_of(plan).arguments_on(plan.hardware.hardware).get("use-precision-aware-optimizer")
-    optimizer = PRECISION_AWARE_BYTES if is_aware else OPTIMIZER_BYTES
-    optimizer = 0 if division.placement.optimizer_cpu_offload else optimizer
+    optimizer = OPTIMIZER_BYTES
+    if division.placement.optimizer_cpu_offload:
+        optimizer = 0
+    elif vime_of(plan).arguments_on(plan.hardware.hardware).get("use-precision-aware-optimizer"):
+        optimizer = PRECISION_AWARE_BYTES
     return held * (WEIGHT_BYTES + GRADIENT_BYTES) + optimizer * (dense + experts) / division.actor_num_gpus
 
 
