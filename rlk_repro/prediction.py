@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from rlk_repro.analysis.allocations import number_hosts
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import CheckFailed, Problem, SpecError
 from rlk_repro.base.files import write_text
@@ -82,7 +83,8 @@ class StepShape(Answer):
 class Measured(StepShape):
     """What a bundle measured: savings in ps per logit (of one pass, and of the loss), and those of the step in ms.
 
-    ``error_ms`` is the standard error of ``saved_ms``, of ``n`` sessions or pairs.
+    ``error_ms`` is the standard error of ``saved_ms``, of ``n`` sessions or pairs.  ``boots`` are ids of the hosts'
+    boots: GPUs of one host tell less about the next host than GPUs of two.
     """
 
     bundle: str
@@ -90,12 +92,18 @@ class Measured(StepShape):
     run: str
     is_module: bool
     gpus: str
+    boots: str
     step_ms: float
     saved_ms: float
     error_ms: float
     n: int
     no_grad_ps: float
     loss_ps: float
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """What tells hosts apart."""
+        return frozenset(name for name in (*self.gpus.split(", "), *self.boots.split(", ")) if name) or {self.bundle}
 
     @property
     def parts_ms(self) -> float:
@@ -208,16 +216,17 @@ def predict(
     """Predict the saving of a step; raise CheckFailed that names the module run which would make its constants."""
     alone = group((row.kind, row) for row in measured if row.is_module)
     _require_measured(shape, alone, measured)
-    machines = {kind: _average_machines(rows) for kind, rows in alone.items()}
+    machines = {kind: _average_hosts(rows, lambda row: (row.no_grad_ps, row.loss_ps)) for kind, rows in alone.items()}
     constants = {kind: _average(found) for kind, found in machines.items()}
     whole = [row for row in measured if not row.is_module]
-    factors = [
-        (row.no_grad_ps / constants[row.kind][0], row.loss_ps / constants[row.kind][1])
-        for row in whole
-        if row.kind in constants
-    ]
+    alike = [row for row in whole if row.kind in constants]
+    factors = _average_hosts(
+        alike,
+        lambda row: (row.no_grad_ps / constants[row.kind][0], row.loss_ps / constants[row.kind][1]),
+    )
     known = [row for row in whole if row.error_ms <= MOST_ERROR * row.saved_ms]
-    ratios = [row.saved_ms / row.parts_ms for row in known]
+    ratios = [ratio for ratio, _ in _average_hosts(known, lambda row: (row.saved_ms / row.parts_ms, 0.0))]
+    cards = sorted({row.hardware.upper() for row in known})
     weights = (shape.passes * constants[shape.kind][0], constants[shape.kind][1])
     sums = [weights[0] * no_grad + weights[1] * loss for no_grad, loss in factors]
     spread = math.hypot(_pool(machines.values(), shape.passes), _spread_of_next(sums), _spread_of_next(ratios))
@@ -237,7 +246,7 @@ def predict(
         high_ms=high,
         parts=tuple(parts),
         whole_to_parts=ratio,
-        whole_from=f"{count(len(known), 'bundle')} on {' and '.join(sorted({row.hardware.upper() for row in known}))}",
+        whole_from=f"{count(len(known), 'bundle')} of {count(len(ratios), 'host')}, {' and '.join(cards)}",
         constants_from=tuple(f"{row.name} ({row.bundle})" for row in alone[shape.kind]),
         step_ms=step_ms,
         step_from=step_from,
@@ -250,10 +259,12 @@ def _average(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return mean([first for first, _ in pairs]), mean([second for _, second in pairs])
 
 
-def _average_machines(rows: Sequence[Measured]) -> list[tuple[float, float]]:
-    """Return the savings per logit of each machine, of a pass without gradient and of the loss."""
-    by_machine = group((row.gpus, (row.no_grad_ps, row.loss_ps)) for row in rows)
-    return [_average(found) for found in by_machine.values()]
+def _average_hosts(
+    rows: Sequence[Measured], tell: Callable[[Measured], tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """Return the means over each host's bundles of both numbers that ``tell`` gives for a bundle."""
+    hosts = number_hosts([row.ids for row in rows])
+    return [_average(found) for found in group(zip(hosts, map(tell, rows), strict=True)).values()]
 
 
 def _pool(kinds: Iterable[Sequence[tuple[float, float]]], passes: int) -> float:

@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def test_a_whole_step_is_predicted_without_its_own_bundle(row: Measured) -> None
 
 def test_about_one_step_of_twenty_lies_outside() -> None:
     assert PAGE.count("| outside |") <= 0.1 * len(WHOLE)
+
+
+def test_another_gpu_of_a_host_adds_no_host() -> None:
+    row = next(row for row in WHOLE if row.name == "qwen3-4b-random-027c809-third-h200.tgz")
+    other = replace(row, bundle="f" * 12, gpus="GPU-ffffffff")
+    hosts = [predict(row, [*SHIPPED, *more]).whole_from for more in ((), (other,), (replace(other, boots="ffffffff"),))]
+    assert [" ".join(found.split()[2:5]) for found in hosts] == ["of 11 hosts,", "of 11 hosts,", "of 12 hosts,"]
 
 
 @pytest.mark.long

@@ -111,6 +111,17 @@ def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> I
         yield Finding(Level.WARNING, "allocations", "1", f"{len(rows)}: {'; '.join(rows)}")
 
 
+def number_hosts(machines: Sequence[frozenset[str]]) -> list[int]:
+    """Number the hosts: machines that share a boot or a GPU are on one host."""
+    hosts: list[frozenset[str]] = []
+    for known in machines:
+        joined = known.union(*(host for host in hosts if host & known))  # a later machine may join hosts into one
+        hosts = [*(host for host in hosts if not host & known), joined]
+    found = [next(host for host in hosts if known <= host) for known in machines]
+    order = list(dict.fromkeys(found))
+    return [order.index(host) for host in found]
+
+
 def _find_wrong_windows(
     trials: Sequence[Trial], exits: Mapping[str, ExitRecord], agents: Mapping[str, Window]
 ) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.analysis.allocations import Allocation, list_allocations
+from rlk_repro.analysis.allocations import Allocation, list_allocations, number_hosts
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.findings import Finding, Level, diff_values, has_blocking, refuse_blocking
@@ -151,17 +151,6 @@ def _list_measured(plan: Plan) -> dict[str, Any]:
     return {"run": plan.experiment["run"], "hardware": plan.hardware.hardware, "commits": commits}
 
 
-def number_hosts(machines: Sequence[frozenset[str]]) -> list[int]:
-    """Number the hosts: machines that share a boot or a GPU are on one host."""
-    hosts: list[frozenset[str]] = []
-    for known in machines:
-        joined = known.union(*(host for host in hosts if host & known))  # a later machine may join hosts into one
-        hosts = [*(host for host in hosts if not host & known), joined]
-    found = [next(host for host in hosts if known <= host) for known in machines]
-    order = list(dict.fromkeys(found))
-    return [order.index(host) for host in found]
-
-
 def _describe_machine(found: Sequence[_Seen], host: int) -> Machine:
     pairs = [pair for item in found for pair in item.pairs]
     ratio, baseline_s, enabled_s = (mean(column) for column in zip(*pairs, strict=True))
@@ -271,6 +260,7 @@ def measure(source: Path) -> Measured:
         run=plan.run.run,
         is_module=plan.run.workload.kind == "module",
         gpus=", ".join(sorted({gpu[:12] for allocation in allocations for gpu in allocation.gpus})),
+        boots=", ".join(sorted({boot[:8] for allocation in allocations for boot in allocation.boots})),
         step_ms=round(step_ms, 2),
         saved_ms=round(step_ms * (1 - effect.ratio), 2),
         error_ms=round(half_ms / t_quantile(effect.confidence, effect.n - 1), 3),

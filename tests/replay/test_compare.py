@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import scipy.stats
 
+from rlk_repro.analysis.allocations import number_hosts
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import CheckFailed
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.findings import Level
-from rlk_repro.replay.combine import combine, make_sections, number_hosts, summarise
+from rlk_repro.replay.combine import combine, make_sections, summarise
 from rlk_repro.replay.compare import Match, compare_analyses, diff_bundles
 from rlk_repro.replay.difference import compare_engines, find_difference
 from rlk_repro.report.html import render_page
