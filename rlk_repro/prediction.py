@@ -103,7 +103,8 @@ class Measured(StepShape):
     @property
     def ids(self) -> frozenset[str]:
         """What tells hosts apart."""
-        return frozenset(name for name in (*self.gpus.split(", "), *self.boots.split(", ")) if name) or {self.bundle}
+        known = [name for name in (*self.gpus.split(", "), *self.boots.split(", ")) if name]
+        return frozenset(known or [self.bundle])
 
     @property
     def parts_ms(self) -> float:

@@ -57,13 +57,7 @@ FindInterval = Callable[[Sequence[float], float], Interval | None]
 
 
 def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
-    gates = [
-        _reward_gate(evidence),
-        _abs_diff_gate(evidence),
-        _judge_ratio(evidence, PEAK_MEMORY, evidence.measure.margins.peak_memory_ratio),
-        _length_gate(evidence),
-        _manifests_gate(evidence),
-    ]
+    gates = [*make_measured_gates(evidence), _manifests_gate(evidence)]
     if evidence.measure.rules > 1:
         gates.append(_training_gate(evidence))
         if evidence.is_crossover and evidence.measure.period_steps == 1:
@@ -73,6 +67,16 @@ def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
     else:
         gates.append(_steps_gate(evidence))
     return (*gates, _active_gate(evidence), _units_gate(evidence))
+
+
+def make_measured_gates(evidence: Evidence) -> list[Gate]:
+    """Judge what enabled may worsen; of the evidence, only ``measure``, ``lane``, ``workload`` and pairs count."""
+    return [
+        _reward_gate(evidence),
+        _abs_diff_gate(evidence),
+        _judge_ratio(evidence, PEAK_MEMORY, evidence.measure.margins.peak_memory_ratio),
+        _length_gate(evidence),
+    ]
 
 
 def _choose(name: str, n: int, *rows: tuple[object, GateStatus, str]) -> Gate:

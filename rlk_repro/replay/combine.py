@@ -6,12 +6,15 @@ Sessions repeat a measurement on one machine.  Only several machines say somethi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.analysis.allocations import Allocation, list_allocations, number_hosts
+from rlk_repro.analysis.evidence import Evidence
+from rlk_repro.analysis.gates import make_measured_gates
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.findings import Finding, Level, diff_values, has_blocking, refuse_blocking
@@ -22,16 +25,29 @@ from rlk_repro.replay.compare import changes_nothing
 from rlk_repro.replay.recorded import CONTRADICTS, open_intact, read_result
 from rlk_repro.report.blocks import Block, Figures, Section, Text, make_table
 from rlk_repro.report.forest import draw_changes, make_change
-from rlk_repro.rundir.results import Analysis, VerdictWord
+from rlk_repro.report.results import make_gate_table
+from rlk_repro.rundir.results import Analysis, Gate, GateStatus, VerdictWord, count_gates
 from rlk_repro.spec.choices import FREE_RULES
-from rlk_repro.statistics.stats import STEP_TIME, mean, prediction_interval, t_interval, t_quantile, to_ratio
+from rlk_repro.statistics.stats import (
+    ABS_DIFF,
+    PEAK_MEMORY,
+    RAW_REWARD,
+    RESPONSE_LENGTH,
+    STEP_TIME,
+    mean,
+    prediction_interval,
+    t_interval,
+    t_quantile,
+    to_ratio,
+)
 
 LEAST: Final = 3
 """Machines that a claim about a kind of GPU needs; from so many hosts on, the host is the unit."""
 CONFIDENCE: Final = 0.95
-MAY_DIFFER: Final = FREE_RULES | {"seed", "time_limit_min", "stack", "stack_on"}
+MAY_DIFFER: Final = FREE_RULES | {"time_limit_min", "stack", "stack_on"}
 """What tells nothing about a machine, beside texts and other hardware: a stack's name, for example, because the commits
 that really ran are compared."""
+MEASURED_GATES: Final = {RAW_REWARD, ABS_DIFF, PEAK_MEMORY, RESPONSE_LENGTH}
 NO_GRAD: Final = "module_log_probs_no_grad_s"
 LOSS: Final = ("module_grpo_loss_forward_s", "module_grpo_loss_backward_s")
 
@@ -57,7 +73,10 @@ class Machine(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Combined(Answer):
-    """``next_low`` and ``next_high`` bound the ratio of one more machine; without a claim all four ends are None."""
+    """``next_low`` and ``next_high`` bound the ratio of one more machine; without a claim all four ends are None.
+
+    ``gates`` judge reward, agreement, memory and response lengths over all pairs of live runs; else there are none.
+    """
 
     run: str
     hardware: str
@@ -72,6 +91,7 @@ class Combined(Answer):
     next_low: float | None
     next_high: float | None
     machines: tuple[Machine, ...]
+    gates: tuple[Gate, ...]
     differences: tuple[Finding, ...]
 
 
@@ -99,7 +119,7 @@ def combine(sources: Sequence[Path]) -> Combined:
     differences: list[Finding] = []
     for source in sources:
         bundle_id, plan, analysis, allocations = _read(source)
-        if analysis.verdict.word in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}:
+        if not _is_comparison(plan, analysis):
             raise CheckFailed(Problem(str(source), "compares no step times", got=analysis.verdict.word.value))
         if bundle_id in read:
             raise CheckFailed(Problem(str(source), "is named twice", got=bundle_id[:12]))
@@ -113,7 +133,7 @@ def combine(sources: Sequence[Path]) -> Combined:
     known = [gpus.union(*(item.allocation.boots for item in found)) for gpus, found in by_machine.items()]
     hosts = number_hosts(known)
     machines = tuple(map(_describe_machine, by_machine.values(), hosts))
-    return _conclude(next(iter(read.values()))[1], machines, differences)
+    return _conclude(next(iter(read.values()))[1], machines, _pool_gates(read), differences)
 
 
 def _read(source: Path) -> tuple[str, Plan, Analysis, list[Allocation]]:
@@ -127,6 +147,42 @@ def _read(source: Path) -> tuple[str, Plan, Analysis, list[Allocation]]:
         what = "is not sealed" if bundle_id is None else CONTRADICTS
         raise CheckFailed(Problem(str(source), what, expected="a sealed bundle without contradictions"))
     return bundle_id, plan, analysis, allocations
+
+
+def _is_comparison(plan: Plan, analysis: Analysis) -> bool:
+    """Whether a bundle counts; one whose only fault is a worse reward or the like counts where that is judged again."""
+    failed = {gate.name for gate in analysis.gates if gate.status is GateStatus.FAILED}
+    is_judged_again = _has_own_policies(plan) and failed <= MEASURED_GATES
+    usual = analysis.verdict.word not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
+    return usual or (analysis.verdict.word is VerdictWord.NOT_COMPARABLE and is_judged_again)
+
+
+def _has_own_policies(plan: Plan) -> bool:
+    """Whether each variant learns from its own rollouts, so that it can come to another reward."""
+    return plan.run.lane == "live" and not plan.is_crossover
+
+
+def _pool_gates(read: Mapping[str, tuple[Plan, Analysis]]) -> tuple[Gate, ...]:
+    """Judge over all pairs of all bundles; raise CheckFailed if pairs of two bundles have one seed: they count once."""
+    plans = [plan for plan, _ in read.values()]
+    if not _has_own_policies(plans[0]):
+        return ()
+    seeds = Counter(seed for plan in plans for seed in {trial.seed for trial in plan.trials})
+    if twice := [str(seed) for seed, number in seeds.items() if number > 1]:
+        hint = "a run of --pairs 3 takes three seeds from --set measure.seed=NUMBER on"
+        what, expected = "is used by two bundles", "other seeds in each bundle"
+        raise CheckFailed(Problem("measure.seed", what, got=", ".join(twice), expected=expected, hint=hint))
+    run = plans[0].run
+    evidence = Evidence(
+        measure=run.measure,
+        lane=run.lane,
+        workload=run.workload.kind,
+        pairs=[pair for _, analysis in read.values() for pair in analysis.pairs],
+        trials={},
+        differences=(),
+        has_rollout_log_probs=run.workload.has_rollout_log_probs(run.lane),
+    )
+    return tuple(make_measured_gates(evidence))
 
 
 def _list_pairs(analysis: Analysis, allocation: Allocation) -> Iterator[tuple[float, float, float]]:
@@ -170,7 +226,9 @@ def _describe_machine(found: Sequence[_Seen], host: int) -> Machine:
     )
 
 
-def _conclude(analysis: Analysis, machines: tuple[Machine, ...], differences: Sequence[Finding]) -> Combined:
+def _conclude(
+    analysis: Analysis, machines: tuple[Machine, ...], gates: tuple[Gate, ...], differences: Sequence[Finding]
+) -> Combined:
     by_host = group((machine.host, math.log(machine.ratio)) for machine in machines)
     is_by_host = len(by_host) >= LEAST
     values = [mean(found) for found in by_host.values()]
@@ -192,6 +250,7 @@ def _conclude(analysis: Analysis, machines: tuple[Machine, ...], differences: Se
         next_low=to_ratio(ahead.low) if ahead else None,
         next_high=to_ratio(ahead.high) if ahead else None,
         machines=machines,
+        gates=gates,
         differences=tuple(differences),
     )
 
@@ -214,6 +273,7 @@ def make_sections(combined: Combined) -> list[Section]:
         *(Text(text=sentence) for sentence in summarise(combined)),
         Figures(figures=(draw_changes(rows, "forest", "Machines", caption),)),
         make_table(*names, rows=cells, numbers=names[2:6]),
+        *((make_gate_table(combined.gates, {}, title="All pairs together"),) if combined.gates else ()),
     )
     return [Section(key="machines", title=combined.run, blocks=blocks)]
 
@@ -228,6 +288,8 @@ def summarise(combined: Combined) -> Iterator[str]:
         yield f"{saved} (95 % interval {_less(combined.high)} to {_less(combined.low)}) on {where}"
         ahead = f"{_less(combined.next_high)} to {_less(combined.next_low)} from one more {combined.unit} of this kind"
         yield f"expect {ahead}; {combined.unit}s differ by {combined.spread_pct:.2g} % (standard deviation)"
+    if combined.gates:
+        yield f"all pairs together: {count_gates(combined.gates)}"
     if combined.differences:
         yield f"the plans also differ in what measures nothing: {count(len(combined.differences), 'value')} (--json)"
 

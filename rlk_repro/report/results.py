@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from rlk_repro.base.units import format_change, format_number
 from rlk_repro.report.basis import describe_change, describe_confidence, describe_interval
@@ -124,12 +124,8 @@ def _describe_p(value: float | None) -> str:
 
 def make_gates(view: View) -> Section:
     gates = view.analysis.gates
-    numbers, prose = ("estimate", "bounds", "margin", "n"), ("what",)
-    rows = [_gate_row(view, gate) for gate in gates]
-    table = make_table(
-        "gate", "status", *numbers, *prose, rows=rows, numbers=numbers, prose=prose, title="Every gate", note=OF_GATES,
-        is_folded=True,
-    )  # fmt: skip
+    names = {name: view.metric_cell(name, name) for name in view.metrics}
+    table = make_gate_table(gates, names, title="Every gate", note=OF_GATES, is_folded=True)
     is_open = {GateStatus.FAILED, GateStatus.UNDECIDED, GateStatus.NOT_PLANNED}
     found = tuple(f"{gate.name}: {gate.shown.word}: {gate.detail}" for gate in gates if gate.shown in is_open)
     words = Text(text=f"{count_gates(gates)}.")
@@ -137,17 +133,23 @@ def make_gates(view: View) -> Section:
     return Section(key="gates", title="Gates", blocks=blocks, summary=True)
 
 
-def _gate_row(view: View, gate: Gate) -> Row:
-    ends = [number_or_dash(value) for value in (gate.low, gate.high) if value is not None]
-    return (
-        view.metric_cell(gate.name, gate.name) if gate.name in view.metrics else gate.name,
-        TableCell(text=gate.shown.word, tone=GATE_TONES[gate.shown]),
-        number_or_dash(gate.estimate),
-        " to ".join(ends) or "–",
-        number_or_dash(gate.margin),
-        str(gate.n),
-        gate.detail,
-    )
+def make_gate_table(gates: Sequence[Gate], names: Mapping[str, TableCell], **others: Any) -> Table:
+    """Make the table of gates; ``names`` are the cells of gates that are metrics."""
+    numbers, prose = ("estimate", "bounds", "margin", "n"), ("what",)
+    rows = []
+    for gate in gates:
+        ends = [number_or_dash(value) for value in (gate.low, gate.high) if value is not None]
+        row = (
+            names.get(gate.name, gate.name),
+            TableCell(text=gate.shown.word, tone=GATE_TONES[gate.shown]),
+            number_or_dash(gate.estimate),
+            " to ".join(ends) or "–",
+            number_or_dash(gate.margin),
+            str(gate.n),
+            gate.detail,
+        )
+        rows.append(row)
+    return make_table("gate", "status", *numbers, *prose, rows=rows, numbers=numbers, prose=prose, **others)
 
 
 def make_pairs(view: View) -> Section:

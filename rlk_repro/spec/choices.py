@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from rlk_repro.spec.load import Override
 
 DESIGN: Final = "design"
-FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct", "expected_block_sd_pct"})
-"""Keys of ``measure`` that any submission may set, besides ``design``."""
+FREE_RULES: Final = frozenset(
+    {"pairs", "control_pairs", "sessions", "seed", "expected_pair_sd_pct", "expected_block_sd_pct"}
+)
+"""Keys of ``measure`` that any submission may set, besides ``design``: they add to what other bundles hold."""
 
 
 def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:

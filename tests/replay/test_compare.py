@@ -357,6 +357,41 @@ def test_what_cannot_be_combined_is_refused(sources: list[Path], message: str) -
         combine(sources)
 
 
+def make_parts(folder: Path, *parts: tuple[int, float]) -> list[Path]:
+    """Bundles of live pairs, each with two pairs, their first seed and what the enabled variant loses of the reward."""
+    settings = ("measure.scored_steps=4", "measure.warmup_steps=1", "measure.pairs=2")
+    return [
+        finish_run(
+            make_run(folder / f"{place}" / "id", Recipe(settings=(*settings, f"measure.seed={seed}"), reward_drop=drop))
+        )
+        for place, (seed, drop) in enumerate(parts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("drops", "status"),
+    [
+        ((0.0, 0.001, 0.0), "passed"),
+        ((0.0, 0.3, 0.0), "undecided"),  # the bundle in the middle is not comparable, but it counts
+        ((0.2, 0.2, 0.2), "failed"),
+    ],
+)
+def test_the_reward_is_judged_over_the_pairs_of_all_bundles(
+    tmp_path: Path, drops: tuple[float, ...], status: str
+) -> None:
+    found = combine(make_parts(tmp_path, *((10 + 2 * place, drop) for place, drop in enumerate(drops))))
+    (gate,) = [gate for gate in found.gates if gate.name == "raw_reward"]
+    assert (gate.status, gate.n) == (status, 6)
+    assert gate.estimate == pytest.approx(-sum(drops) / 3, abs=0.01)
+    page = render_page(make_sections(found))
+    assert all(part in page for part in ("All pairs together", gate.detail))
+
+
+def test_a_seed_of_two_bundles_is_no_second_pair(tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed, match=r"is used by two bundles, got '11'"):
+        combine(make_parts(tmp_path, (10, 0.0), (11, 0.0)))
+
+
 def test_machines_that_share_a_boot_or_a_gpu_are_one_host() -> None:
     """The last machine of the second case joins the first two hosts into one."""
     for seen, hosts in (
