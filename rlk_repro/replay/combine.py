@@ -213,7 +213,7 @@ def _describe_machine(found: Sequence[_Seen], host: int) -> Machine:
     own = t_interval([pair[0] for pair in pairs], CONFIDENCE)
     gpus = sorted({*found[0].allocation.gpus})
     return Machine(
-        name=", ".join(gpu[:12] for gpu in gpus) or f"host {host}",
+        name=", ".join(gpu[:12] for gpu in gpus) or f"host {host + 1}",
         gpus=tuple(gpus),
         host=host,
         bundles=tuple(dict.fromkeys(item.bundle for item in found)),
@@ -267,7 +267,7 @@ def make_sections(combined: Combined) -> list[Section]:
     cells = []
     for machine in machines:
         times = (f"{seconds * 1000:,.1f} ms" for seconds in (machine.baseline_s, machine.enabled_s))
-        found = (machine.name, str(machine.host), _less(machine.ratio), str(machine.n), *times)
+        found = (machine.name, str(machine.host + 1), _less(machine.ratio), str(machine.n), *times)
         cells.append((*found, ", ".join(machine.bundles)))
     blocks: tuple[Block, ...] = (
         *(Text(text=sentence) for sentence in summarise(combined)),
