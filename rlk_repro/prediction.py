@@ -34,6 +34,7 @@ Kind: TypeAlias = tuple[object, ...]
 CONFIDENCE: Final = 0.95
 PS_PER_MS: Final = 1e9
 OPS: Final = ("logp", "ratio_kl")
+USUAL_ARMS: Final = (RL_KERNEL, TRAINER)
 MODULE_RUN: Final = ("module-qwen3-4b", 151936, 9216)
 """The run that measures constants, with the vocabulary and the tokens of its file."""
 MOST_ERROR: Final = 0.1
@@ -64,10 +65,14 @@ class StepShape(Answer):
     passes: int
 
     @property
+    def arms(self) -> tuple[str, str]:
+        """What is compared; torch.compile, for one, is slower in a step than alone, and RL-Kernel is not."""
+        return self.implementation, self.baseline
+
+    @property
     def kind(self) -> Kind:
         """What a constant belongs to."""
-        arms = (self.commit, self.implementation, self.baseline)
-        return (self.hardware, *arms, self.has_entropy, self.tensor_parallel)
+        return (self.hardware, self.commit, *self.arms, self.has_entropy, self.tensor_parallel)
 
     @property
     def served(self) -> str:
@@ -220,11 +225,8 @@ def predict(
     machines = {kind: _average_hosts(rows, lambda row: (row.no_grad_ps, row.loss_ps)) for kind, rows in alone.items()}
     constants = {kind: _average(found) for kind, found in machines.items()}
     whole = [row for row in measured if not row.is_module]
-    alike = [row for row in whole if row.kind in constants]
-    factors = _average_hosts(
-        alike,
-        lambda row: (row.no_grad_ps / constants[row.kind][0], row.loss_ps / constants[row.kind][1]),
-    )
+    factors = _find_factors(whole, constants, shape.arms)
+    factors = factors if len(factors) > 1 else _find_factors(whole, constants, USUAL_ARMS)
     known = [row for row in whole if row.error_ms <= MOST_ERROR * row.saved_ms]
     ratios = [ratio for ratio, _ in _average_hosts(known, lambda row: (row.saved_ms / row.parts_ms, 0.0))]
     cards = sorted({row.hardware.upper() for row in known})
@@ -252,6 +254,16 @@ def predict(
         step_ms=step_ms,
         step_from=step_from,
         shares_pct=tuple(100 * ms / step_ms for ms in (saved, low, high)) if step_ms else (),
+    )
+
+
+def _find_factors(
+    whole: Sequence[Measured], constants: Mapping[Kind, tuple[float, float]], arms: tuple[str, str]
+) -> list[tuple[float, float]]:
+    """Return what both parts save in each host's steps, relative to the module runs of their kinds."""
+    return _average_hosts(
+        [row for row in whole if row.kind in constants and row.arms == arms],
+        lambda row: (row.no_grad_ps / constants[row.kind][0], row.loss_ps / constants[row.kind][1]),
     )
 
 

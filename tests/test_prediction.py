@@ -28,8 +28,9 @@ def test_a_whole_step_is_predicted_without_its_own_bundle(row: Measured) -> None
     """A measured saving has an error of its own, so it is held against both half widths together."""
     found = predict(row, [other for other in SHIPPED if other.bundle != row.bundle])
     no_grad_ms, loss_ms = (row.logits * ps / 1e9 for ps in (row.passes * row.no_grad_ps, row.loss_ps))
+    is_against_vime = row.baseline == "trainer"
     for part, measured_ms in zip(found.parts, (no_grad_ms, loss_ms), strict=True):
-        assert part.saved_ms == pytest.approx(measured_ms, rel=0.05)
+        assert part.saved_ms == pytest.approx(measured_ms, rel=0.05 if is_against_vime else 0.4)
     half_ms = (found.high_ms - found.low_ms) / 2
     assert half_ms <= 0.25 * found.saved_ms
     own_ms = t_quantile(0.95, row.n - 1) * row.error_ms
@@ -99,8 +100,9 @@ STEP = "[2026-11-26 16:29:17] a.py:50 - step {}: {{'train/loss': 0.1, 'train/ent
                                  "1 pass without gradient", "module-qwen3-4b-027c809-h200.tgz (9981a3706c11)")),
         (128256, 1, 0.0, "--step-time 10 --passes 0", 0, ("0 passes without", "of a step of 10.00 s, as given")),
         (128256, 1, 0.0, "--stack vime-host", 0, ("RL-Kernel 202f0e3 on one more H200",)),
-        (128256, 1, 4.2, "", 1, ("with vime's entropy metric", "submit module-qwen3-4b --hardware h200 --stack",
-                                 "--set workload.batch.vocab_size=128256", "--set entropy_metric=true --wait")),
+        (128256, 1, 4.2, "", 0, ("ms less a step", "module-qwen3-4b-027c809-entropy-h200.tgz (11055e3d4346)")),
+        (128256, 1, 4.2, "--tp 8", 1, ("with vime's entropy metric", "submit module-qwen3-4b --hardware h200 --stack",
+                                       "--set workload.batch.vocab_size=129024", "--set entropy_metric=true --wait")),
         (128256, 1, 4.2, "--no-entropy", 0, ("ms less a step",)),
         (248320, 1, 0.0, "", 1, ("got '248,320', expected 76,", "vocab_size=248320")),
         (128256, 1, 0.0, "--tp 8", 1, ("TP 8", "--set layouts.h200.tensor_parallel=8")),

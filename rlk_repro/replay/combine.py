@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,15 +25,18 @@ from rlk_repro.replay.compare import changes_nothing
 from rlk_repro.replay.recorded import CONTRADICTS, open_intact, read_result
 from rlk_repro.report.blocks import Block, Figures, Section, Text, make_table
 from rlk_repro.report.forest import draw_changes, make_change
-from rlk_repro.report.results import make_gate_table
+from rlk_repro.report.results import describe_saved, list_saved, make_gate_table
 from rlk_repro.rundir.results import Analysis, Gate, GateStatus, VerdictWord, count_gates
 from rlk_repro.spec.choices import FREE_RULES
 from rlk_repro.statistics.stats import (
     ABS_DIFF,
+    LOSS,
+    NO_GRAD,
     PEAK_MEMORY,
     RAW_REWARD,
     RESPONSE_LENGTH,
     STEP_TIME,
+    Interval,
     mean,
     prediction_interval,
     t_interval,
@@ -48,8 +51,6 @@ MAY_DIFFER: Final = FREE_RULES | {"time_limit_min", "stack", "stack_on"}
 """What tells nothing about a machine, beside texts and other hardware: a stack's name, for example, because the commits
 that really ran are compared."""
 MEASURED_GATES: Final = {RAW_REWARD, ABS_DIFF, PEAK_MEMORY, RESPONSE_LENGTH}
-NO_GRAD: Final = "module_log_probs_no_grad_s"
-LOSS: Final = ("module_grpo_loss_forward_s", "module_grpo_loss_backward_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +70,14 @@ class Machine(Answer):
     high: float | None
     baseline_s: float
     enabled_s: float
+    functions_saved_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Combined(Answer):
     """``next_low`` and ``next_high`` bound the ratio of one more machine; without a claim all four ends are None.
 
+    ``functions_saved_s`` is what log-probs and GRPO loss save within a step of vime, of the mean unit.
     ``gates`` judge reward, agreement, memory and response lengths over all pairs of live runs; else there are none.
     """
 
@@ -90,6 +93,7 @@ class Combined(Answer):
     spread_pct: float | None
     next_low: float | None
     next_high: float | None
+    functions_saved_s: Interval | None
     machines: tuple[Machine, ...]
     gates: tuple[Gate, ...]
     differences: tuple[Finding, ...]
@@ -97,11 +101,12 @@ class Combined(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """What one allocation showed: the log ratio and both step times of each session or pair."""
+    """What one allocation showed: the log ratio and both step times of each session or pair, and ``list_saved``."""
 
     allocation: Allocation
     bundle: str
     pairs: list[tuple[float, float, float]]
+    saved: list[float]
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -125,8 +130,9 @@ def combine(sources: Sequence[Path]) -> Combined:
             raise CheckFailed(Problem(str(source), "is named twice", got=bundle_id[:12]))
         read[bundle_id] = plan, analysis
         differences += _require_same(source, next(iter(read.values()))[0], plan)
-        seen += [_Seen(allocation=item, bundle=bundle_id[:12], pairs=list(_list_pairs(analysis, item)))
-                 for item in allocations]  # fmt: skip
+        for item in allocations:
+            pairs, saved = list(_list_pairs(analysis, item)), list_saved(analysis, item.pairs)
+            seen.append(_Seen(allocation=item, bundle=bundle_id[:12], pairs=pairs, saved=saved))
     by_machine = group((item.gpus, item) for item in seen if item.pairs)
     if not by_machine:
         raise CheckFailed(Problem("bundles", "no session or pair counts", expected="at least one"))
@@ -212,6 +218,7 @@ def _describe_machine(found: Sequence[_Seen], host: int) -> Machine:
     ratio, baseline_s, enabled_s = (mean(column) for column in zip(*pairs, strict=True))
     own = t_interval([pair[0] for pair in pairs], CONFIDENCE)
     gpus = sorted({*found[0].allocation.gpus})
+    saved = [value for item in found for value in item.saved]
     return Machine(
         name=", ".join(gpu[:12] for gpu in gpus) or f"host {host + 1}",
         gpus=tuple(gpus),
@@ -223,17 +230,24 @@ def _describe_machine(found: Sequence[_Seen], host: int) -> Machine:
         high=to_ratio(own.high) if own else None,
         baseline_s=baseline_s,
         enabled_s=enabled_s,
+        functions_saved_s=mean(saved) if saved else None,
     )
 
 
 def _conclude(
     analysis: Analysis, machines: tuple[Machine, ...], gates: tuple[Gate, ...], differences: Sequence[Finding]
 ) -> Combined:
-    by_host = group((machine.host, math.log(machine.ratio)) for machine in machines)
-    is_by_host = len(by_host) >= LEAST
-    values = [mean(found) for found in by_host.values()]
-    if not is_by_host:
-        values = [math.log(machine.ratio) for machine in machines]
+    num_hosts = len({machine.host for machine in machines})
+    is_by_host = num_hosts >= LEAST
+
+    def average(values: Iterable[tuple[int, float]]) -> list[float]:
+        """Return the means of the units."""
+        return [mean(found) for found in group(values).values()]
+
+    units = [machine.host if is_by_host else place for place, machine in enumerate(machines)]
+    values = average((unit, math.log(machine.ratio)) for unit, machine in zip(units, machines, strict=True))
+    saved = average((unit, machine.functions_saved_s) for unit, machine in zip(units, machines, strict=True)
+                    if machine.functions_saved_s is not None)  # fmt: skip
     intervals = t_interval(values, CONFIDENCE), prediction_interval(values, CONFIDENCE)
     whole, ahead = intervals if len(values) >= LEAST else (None, None)
     return Combined(
@@ -242,13 +256,14 @@ def _conclude(
         gpu=analysis.facts.get("GPU") or analysis.facts.get("CPU") or analysis.hardware,
         unit="host" if is_by_host else "machine",
         num_machines=len(machines),
-        num_hosts=len(by_host),
+        num_hosts=num_hosts,
         ratio=to_ratio(mean(values)),
         low=to_ratio(whole.low) if whole else None,
         high=to_ratio(whole.high) if whole else None,
         spread_pct=whole.stdev * 100 if whole else None,
         next_low=to_ratio(ahead.low) if ahead else None,
         next_high=to_ratio(ahead.high) if ahead else None,
+        functions_saved_s=t_interval(saved, CONFIDENCE) if len(saved) == len(values) >= LEAST else None,
         machines=machines,
         gates=gates,
         differences=tuple(differences),
@@ -288,6 +303,8 @@ def summarise(combined: Combined) -> Iterator[str]:
         yield f"{saved} (95 % interval {_less(combined.high)} to {_less(combined.low)}) on {where}"
         ahead = f"{_less(combined.next_high)} to {_less(combined.next_low)} from one more {combined.unit} of this kind"
         yield f"expect {ahead}; {combined.unit}s differ by {combined.spread_pct:.2g} % (standard deviation)"
+    if combined.functions_saved_s is not None:
+        yield f"in these steps, {describe_saved(combined.functions_saved_s)}"
     if combined.gates:
         yield f"all pairs together: {count_gates(combined.gates)}"
     if combined.differences:

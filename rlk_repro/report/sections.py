@@ -37,7 +37,7 @@ from rlk_repro.report.records import (
     make_setup,
     make_trials,
 )
-from rlk_repro.report.results import make_effects, make_gates, make_pairs
+from rlk_repro.report.results import describe_functions, make_effects, make_gates, make_pairs
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import CheckWord, choose_word
 from rlk_repro.rundir.results import Analysis
@@ -102,6 +102,7 @@ def choose_tone(analysis: Analysis) -> Tone:
 def make_verdict(view: View) -> Section:
     analysis = view.analysis
     blocks: list[Block] = [Text(text=describe_answer(view), is_strong=True)]
+    blocks += [Text(text=found)] if (found := describe_functions(view)) else []
     blocks += [Text(text=caution, is_strong=True) for caution in make_cautions(view)]
     obstacles = tuple(reason for reason in analysis.verdict.reasons if not _TOLD.search(reason))
     blocks += [Bullets(items=obstacles)] if obstacles and not is_decided(analysis) else []

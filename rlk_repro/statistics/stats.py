@@ -23,6 +23,9 @@ GATED: Final = frozenset({RAW_REWARD, ABS_DIFF, PEAK_MEMORY, RESPONSE_LENGTH})
 """Metrics on which a verdict depends: a trial must record them in every step, or records could be left out."""
 STEP_TIME: Final = "step_time_s"
 MEAN_STEP_TIME: Final = "mean_step_time_s"
+NO_GRAD: Final = "module_log_probs_no_grad_s"
+LOSS: Final = ("module_grpo_loss_forward_s", "module_grpo_loss_backward_s")
+"""With ``NO_GRAD``, the times of all functions that RL-Kernel replaces: the loss contains its log-probs."""
 ENERGY: Final = "energy_j"
 GRADIENT: Final = "grad_norm"
 UNADJUSTED: Final = "unadjusted_step_time_s"

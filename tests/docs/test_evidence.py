@@ -14,12 +14,15 @@ import pytest
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json, sha256_file
 from rlk_repro.bundle.verify import open_verified
 from rlk_repro.plan import Plan
+from rlk_repro.replay.combine import combine
 from rlk_repro.report import Context
 from rlk_repro.report.answer import describe_words
 from rlk_repro.report.labels import headline_value
 from rlk_repro.report.markdown import render_summary
+from rlk_repro.report.results import list_saved
 from rlk_repro.rundir.manifest import Manifest, load_manifests
 from rlk_repro.rundir.results import Analysis
+from rlk_repro.statistics.stats import t_interval
 from rlk_repro.submit.authored import find_rewritten
 from rlk_repro.submit.finishing import report_context
 from tests import ROOT
@@ -136,6 +139,43 @@ def test_the_parts_of_vime_torch_compile_and_both_commits(label: str, metric: st
         value = mean(read_sealed(f"module-qwen3-4b-{name}-h200"), metric, variant)
         cells.append(f"{value / 2**30:.1f} GiB" if metric.endswith("_bytes") else f"{value * 1000:.2f} ms")
     assert [cell.strip() for cell in row.split("|")[2:-1]] == cells
+
+
+STEPS = [f"qwen3-4b-random-027c809{part}-h200" for part in ("", "-second", "-third", "-fourth", "-fifth", "-sixth")]
+AGAINST = ["qwen3-4b-against-compile-h200", "qwen3-4b-random-against-compile-h200"]
+LOSS = ("module_grpo_loss_forward_s", "module_grpo_loss_backward_s")
+
+
+@pytest.mark.parametrize(
+    ("label", "metrics", "decimals"),
+    [
+        ("log-probs, no gradient", ["module_log_probs_no_grad_s"], (1, 2, 2)),
+        ("GRPO loss with its log-probs, forward and backward", LOSS, (1, 1, 1)),
+        ("peak memory of the step", ["peak_memory_bytes"], (1, 1, 1)),
+    ],
+)
+def test_the_functions_within_whole_steps(label: str, metrics: list[str], decimals: tuple[int, ...]) -> None:
+    """The columns are vime, torch.compile and RL-Kernel; each machine counts once."""
+    table = PAGE.split("| within a whole step, on H200 |")[1]
+    row = next(line for line in table.splitlines() if line.startswith(f"| {label} |"))
+    cells = []
+    columns = ((STEPS, "baseline"), (AGAINST, "baseline"), (STEPS, "enabled"))
+    for (names, variant), places in zip(columns, decimals, strict=True):
+        values = [sum(mean(read_sealed(name), metric, variant) for metric in metrics) for name in names]
+        value = sum(values) / len(values)
+        cells.append(f"{value / 2**30:.1f} GiB" if "memory" in label else f"{1000 * value:.{places}f} ms")
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == cells
+
+
+def test_what_the_functions_save_within_whole_steps() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    of_six = combine([FOLDER / f"{name}.tgz" for name in STEPS]).functions_saved_s
+    of_one = t_interval(list_saved(read_sealed(AGAINST[1])), 0.95)
+    for found, words in ((of_six, "take {} less ({})**, 3.5 % of"), (of_one, "take {} less of a step ({}), 0.4 %")):
+        assert found is not None
+        size, ends = f"{1000 * found.estimate:.1f} ms", f"{1000 * found.low:.1f} to {1000 * found.high:.1f} ms"
+        assert words.format(size, ends) in PAGE
+        assert size in readme
 
 
 def test_the_readme_repeats_figures_of_the_page() -> None:
