@@ -18,7 +18,7 @@ from rlk_repro.analysis.gates import make_measured_gates
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.findings import Finding, Level, diff_values, has_blocking, refuse_blocking
-from rlk_repro.base.units import count, group
+from rlk_repro.base.units import count, group, name_some
 from rlk_repro.plan import Plan
 from rlk_repro.prediction import PS_PER_MS, Measured, shape_of
 from rlk_repro.replay.compare import changes_nothing
@@ -96,6 +96,7 @@ class Combined(Answer):
     functions_saved_s: Interval | None
     machines: tuple[Machine, ...]
     gates: tuple[Gate, ...]
+    gates_note: str
     differences: tuple[Finding, ...]
 
 
@@ -122,10 +123,13 @@ def combine(sources: Sequence[Path]) -> Combined:
     read: dict[str, tuple[Plan, Analysis]] = {}
     seen: list[_Seen] = []
     differences: list[Finding] = []
+    refused: list[Problem] = []
     for source in sources:
         bundle_id, plan, analysis, allocations = _read(source)
-        if not _is_comparison(plan, analysis):
-            raise CheckFailed(Problem(str(source), "compares no step times", got=analysis.verdict.word.value))
+        if analysis.verdict.word in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}:
+            refused.append(Problem(str(source), "compares no step times", got=analysis.verdict.word.value))
+            if not _is_judged_again(plan, analysis):
+                raise CheckFailed(*refused)
         if bundle_id in read:
             raise CheckFailed(Problem(str(source), "is named twice", got=bundle_id[:12]))
         read[bundle_id] = plan, analysis
@@ -139,7 +143,10 @@ def combine(sources: Sequence[Path]) -> Combined:
     known = [gpus.union(*(item.allocation.boots for item in found)) for gpus, found in by_machine.items()]
     hosts = number_hosts(known)
     machines = tuple(map(_describe_machine, by_machine.values(), hosts))
-    return _conclude(next(iter(read.values()))[1], machines, _pool_gates(read), differences)
+    gates, note = _pool_gates(read)
+    if refused and note:
+        raise CheckFailed(*refused)
+    return _conclude(next(iter(read.values()))[1], machines, (gates, note), differences)
 
 
 def _read(source: Path) -> tuple[str, Plan, Analysis, list[Allocation]]:
@@ -155,12 +162,10 @@ def _read(source: Path) -> tuple[str, Plan, Analysis, list[Allocation]]:
     return bundle_id, plan, analysis, allocations
 
 
-def _is_comparison(plan: Plan, analysis: Analysis) -> bool:
-    """Whether a bundle counts; one whose only fault is a worse reward or the like counts where that is judged again."""
+def _is_judged_again(plan: Plan, analysis: Analysis) -> bool:
+    """Whether the only fault of a bundle is a worse reward or the like, which ``_pool_gates`` judges over all pairs."""
     failed = {gate.name for gate in analysis.gates if gate.status is GateStatus.FAILED}
-    is_judged_again = _has_own_policies(plan) and failed <= MEASURED_GATES
-    usual = analysis.verdict.word not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
-    return usual or (analysis.verdict.word is VerdictWord.NOT_COMPARABLE and is_judged_again)
+    return _has_own_policies(plan) and bool(failed) and failed <= MEASURED_GATES
 
 
 def _has_own_policies(plan: Plan) -> bool:
@@ -168,16 +173,18 @@ def _has_own_policies(plan: Plan) -> bool:
     return plan.run.lane == "live" and not plan.is_crossover
 
 
-def _pool_gates(read: Mapping[str, tuple[Plan, Analysis]]) -> tuple[Gate, ...]:
-    """Judge over all pairs of all bundles; raise CheckFailed if pairs of two bundles have one seed: they count once."""
+def _pool_gates(read: Mapping[str, tuple[Plan, Analysis]]) -> tuple[tuple[Gate, ...], str]:
+    """Judge over all pairs of all bundles, or say why not: two pairs with one seed count as one."""
     plans = [plan for plan, _ in read.values()]
     if not _has_own_policies(plans[0]):
-        return ()
+        return (), ""
     seeds = Counter(seed for plan in plans for seed in {trial.seed for trial in plan.trials})
     if twice := [str(seed) for seed, number in seeds.items() if number > 1]:
-        hint = "a run of --pairs 3 takes three seeds from --set measure.seed=NUMBER on"
-        what, expected = "is used by two bundles", "other seeds in each bundle"
-        raise CheckFailed(Problem("measure.seed", what, got=", ".join(twice), expected=expected, hint=hint))
+        where = f"{count(len(twice), 'seed')} of two bundles ({name_some(twice)})"
+        return (
+            (),
+            f"rewards are not judged over all pairs, because of {where}: --set measure.seed=N gives a run its own",
+        )
     run = plans[0].run
     evidence = Evidence(
         measure=run.measure,
@@ -188,7 +195,7 @@ def _pool_gates(read: Mapping[str, tuple[Plan, Analysis]]) -> tuple[Gate, ...]:
         differences=(),
         has_rollout_log_probs=run.workload.has_rollout_log_probs(run.lane),
     )
-    return tuple(make_measured_gates(evidence))
+    return tuple(make_measured_gates(evidence)), ""
 
 
 def _list_pairs(analysis: Analysis, allocation: Allocation) -> Iterator[tuple[float, float, float]]:
@@ -235,7 +242,10 @@ def _describe_machine(found: Sequence[_Seen], host: int) -> Machine:
 
 
 def _conclude(
-    analysis: Analysis, machines: tuple[Machine, ...], gates: tuple[Gate, ...], differences: Sequence[Finding]
+    analysis: Analysis,
+    machines: tuple[Machine, ...],
+    gates: tuple[tuple[Gate, ...], str],
+    differences: Sequence[Finding],
 ) -> Combined:
     num_hosts = len({machine.host for machine in machines})
     is_by_host = num_hosts >= LEAST
@@ -265,7 +275,8 @@ def _conclude(
         next_high=to_ratio(ahead.high) if ahead else None,
         functions_saved_s=t_interval(saved, CONFIDENCE) if len(saved) == len(values) >= LEAST else None,
         machines=machines,
-        gates=gates,
+        gates=gates[0],
+        gates_note=gates[1],
         differences=tuple(differences),
     )
 
@@ -295,6 +306,9 @@ def make_sections(combined: Combined) -> list[Section]:
 
 def summarise(combined: Combined) -> Iterator[str]:
     """Yield what was found, what to expect, and in what the plans differ."""
+    if failed := [f"{gate.name}: {gate.detail}" for gate in combined.gates if gate.status is GateStatus.FAILED]:
+        yield f"not comparable over all pairs: {'; '.join(failed)}"
+        return
     where = f"{count(combined.num_machines, combined.gpu)} on {count(combined.num_hosts, 'host')}"
     saved = f"{_less(combined.ratio)} less time"
     if combined.low is None or combined.high is None or combined.next_low is None or combined.next_high is None:
@@ -307,6 +321,8 @@ def summarise(combined: Combined) -> Iterator[str]:
         yield f"in these steps, {describe_saved(combined.functions_saved_s)}"
     if combined.gates:
         yield f"all pairs together: {count_gates(combined.gates)}"
+    if combined.gates_note:
+        yield combined.gates_note
     if combined.differences:
         yield f"the plans also differ in what measures nothing: {count(len(combined.differences), 'value')} (--json)"
 

@@ -386,11 +386,15 @@ def test_the_reward_is_judged_over_the_pairs_of_all_bundles(
     assert gate.estimate == pytest.approx(-sum(drops) / 3, abs=0.01)
     page = render_page(make_sections(found))
     assert all(part in page for part in ("All pairs together", gate.detail))
+    assert next(summarise(found)).startswith("not comparable over all pairs: raw_reward: ") is (status == "failed")
 
 
 def test_a_seed_of_two_bundles_is_no_second_pair(tmp_path: Path) -> None:
-    with pytest.raises(CheckFailed, match=r"is used by two bundles, got '11'"):
-        combine(make_parts(tmp_path, (10, 0.0), (11, 0.0)))
+    found = combine(make_parts(tmp_path, (10, 0.0), (11, 0.0)))
+    assert (found.gates, found.machines[0].n) == ((), 4)
+    assert "because of 1 seed of two bundles (11): --set measure.seed=N" in list(summarise(found))[1]
+    with pytest.raises(CheckFailed, match="compares no step times, got 'not comparable'"):
+        combine(make_parts(tmp_path / "worse", (10, 0.0), (11, 0.3)))
 
 
 def test_machines_that_share_a_boot_or_a_gpu_are_one_host() -> None:
