@@ -301,7 +301,8 @@ def make_sections(combined: Combined) -> list[Section]:
         make_table(*names, rows=cells, numbers=names[2:6]),
         *((make_gate_table(combined.gates, {}, title="All pairs together"),) if combined.gates else ()),
     )
-    return [Section(key="machines", title=combined.run, blocks=blocks)]
+    title = count(combined.num_machines, "machine")
+    return [Section(key="machines", title=title, subject=combined.run, blocks=blocks)]
 
 
 def summarise(combined: Combined) -> Iterator[str]:
