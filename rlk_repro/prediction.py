@@ -89,7 +89,7 @@ class Measured(StepShape):
     """What a bundle measured: savings in ps per logit (of one pass, and of the loss), and those of the step in ms.
 
     ``error_ms`` is the standard error of ``saved_ms``, of ``n`` sessions or pairs.  ``boots`` are ids of the hosts'
-    boots: GPUs of one host tell less about the next host than GPUs of two.
+    boots: bundles that share a host count once, because two GPUs of one host tell little about the next host.
     """
 
     bundle: str
@@ -249,7 +249,7 @@ def predict(
         high_ms=high,
         parts=tuple(parts),
         whole_to_parts=ratio,
-        whole_from=f"{count(len(known), 'bundle')} of {count(len(ratios), 'host')}, {' and '.join(cards)}",
+        whole_from=f"{count(len(known), 'bundle')} on {' and '.join(cards)}",
         constants_from=tuple(f"{row.name} ({row.bundle})" for row in alone[shape.kind]),
         step_ms=step_ms,
         step_from=step_from,

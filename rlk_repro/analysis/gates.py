@@ -70,13 +70,18 @@ def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
 
 
 def make_measured_gates(evidence: Evidence) -> list[Gate]:
-    """Judge what enabled may worsen; of the evidence, only ``measure``, ``lane``, ``workload`` and pairs count."""
+    """Judge what enabled may worsen."""
     return [
         _reward_gate(evidence),
         _abs_diff_gate(evidence),
         _judge_ratio(evidence, PEAK_MEMORY, evidence.measure.margins.peak_memory_ratio),
         _length_gate(evidence),
     ]
+
+
+def make_pooled_gates(evidence: Evidence) -> tuple[Gate, ...]:
+    """Judge live pairs of several runs together; that their variants differ only as declared, each run has judged."""
+    return (*make_measured_gates(evidence), _units_gate(evidence))
 
 
 def _choose(name: str, n: int, *rows: tuple[object, GateStatus, str]) -> Gate:

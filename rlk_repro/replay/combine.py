@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rlk_repro.analysis.allocations import Allocation, list_allocations, number_hosts
 from rlk_repro.analysis.evidence import Evidence
-from rlk_repro.analysis.gates import make_measured_gates
+from rlk_repro.analysis.gates import make_pooled_gates
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.findings import Finding, Level, diff_values, has_blocking, refuse_blocking
@@ -26,15 +26,12 @@ from rlk_repro.replay.recorded import CONTRADICTS, open_intact, read_result
 from rlk_repro.report.blocks import Block, Figures, Section, Text, make_table
 from rlk_repro.report.forest import draw_changes, make_change
 from rlk_repro.report.results import describe_saved, list_saved, make_gate_table
-from rlk_repro.rundir.results import Analysis, Gate, GateStatus, VerdictWord, count_gates
+from rlk_repro.rundir.results import Analysis, Gate, GateStatus, PairResult, TrialResult, VerdictWord, count_gates
 from rlk_repro.spec.choices import FREE_RULES
 from rlk_repro.statistics.stats import (
-    ABS_DIFF,
+    GATED,
     LOSS,
     NO_GRAD,
-    PEAK_MEMORY,
-    RAW_REWARD,
-    RESPONSE_LENGTH,
     STEP_TIME,
     Interval,
     mean,
@@ -50,7 +47,6 @@ CONFIDENCE: Final = 0.95
 MAY_DIFFER: Final = FREE_RULES | {"time_limit_min", "stack", "stack_on"}
 """What tells nothing about a machine, beside texts and other hardware: a stack's name, for example, because the commits
 that really ran are compared."""
-MEASURED_GATES: Final = {RAW_REWARD, ABS_DIFF, PEAK_MEMORY, RESPONSE_LENGTH}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +92,7 @@ class Combined(Answer):
     functions_saved_s: Interval | None
     machines: tuple[Machine, ...]
     gates: tuple[Gate, ...]
-    gates_note: str
+    cautions: tuple[str, ...]
     differences: tuple[Finding, ...]
 
 
@@ -118,14 +114,16 @@ def combine(sources: Sequence[Path]) -> Combined:
     """Analyse bundles again and combine the effects on step time of the machines that made them.
 
     Raises:
-        CheckFailed: a bundle is not sealed, contradicts itself, is not comparable, or is another experiment.
+        CheckFailed: a bundle is not sealed, contradicts itself, is not comparable, or is another experiment; or all
+            live pairs together show a worse reward or the like.
     """
     read: dict[str, tuple[Plan, Analysis]] = {}
     seen: list[_Seen] = []
     differences: list[Finding] = []
+    cautions: list[str] = []
     refused: list[Problem] = []
     for source in sources:
-        bundle_id, plan, analysis, allocations = _read(source)
+        bundle_id, plan, analysis, allocations, rule_changes = _read(source)
         if analysis.verdict.word in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}:
             refused.append(Problem(str(source), "compares no step times", got=analysis.verdict.word.value))
             if not _is_judged_again(plan, analysis):
@@ -134,23 +132,36 @@ def combine(sources: Sequence[Path]) -> Combined:
             raise CheckFailed(Problem(str(source), "is named twice", got=bundle_id[:12]))
         read[bundle_id] = plan, analysis
         differences += _require_same(source, next(iter(read.values()))[0], plan)
+        cautions += [f"exploratory: {rule_changes}"] if plan.is_exploratory else []
         for item in allocations:
             pairs, saved = list(_list_pairs(analysis, item)), list_saved(analysis, item.pairs)
             seen.append(_Seen(allocation=item, bundle=bundle_id[:12], pairs=pairs, saved=saved))
     by_machine = group((item.gpus, item) for item in seen if item.pairs)
     if not by_machine:
         raise CheckFailed(Problem("bundles", "no session or pair counts", expected="at least one"))
+    gates, reason = _pool_gates(read)
+    failed = [gate for gate in gates if gate.status is GateStatus.FAILED]
+    undecided = [gate for gate in gates if gate.status is GateStatus.UNDECIDED] if refused else []
+    if failed or undecided or (refused and reason):
+        of_all = [Problem("all pairs together", _show_gate(gate)) for gate in (*failed, *undecided)]
+        raise CheckFailed(*refused, *of_all)
+    cautions += [reason] if reason else []
     known = [gpus.union(*(item.allocation.boots for item in found)) for gpus, found in by_machine.items()]
-    hosts = number_hosts(known)
+    hosts = [1 + number for number in number_hosts(known)]
     machines = tuple(map(_describe_machine, by_machine.values(), hosts))
-    gates, note = _pool_gates(read)
-    if refused and note:
-        raise CheckFailed(*refused)
-    return _conclude(next(iter(read.values()))[1], machines, (gates, note), differences)
+    combined = _conclude(next(iter(read.values()))[1], machines)
+    return replace(combined, gates=gates, cautions=tuple(dict.fromkeys(cautions)), differences=tuple(differences))
 
 
-def _read(source: Path) -> tuple[str, Plan, Analysis, list[Allocation]]:
-    """Analyse a bundle again; return its id, its plan, the analysis and the allocations of what counts."""
+def _show_gate(gate: Gate) -> str:
+    if gate.estimate is None or gate.low is None or gate.high is None or gate.margin is None:
+        return f"{gate.name} {gate.status}: {gate.detail}"
+    numbers = f"{gate.estimate:.4g}, bounds {gate.low:.4g} and {gate.high:.4g}, margin {gate.margin:.4g}"
+    return f"{gate.name} {gate.status}: {gate.detail} ({numbers}, {count(gate.n, 'pair')})"
+
+
+def _read(source: Path) -> tuple[str, Plan, Analysis, list[Allocation], str]:
+    """Analyse a bundle again; return its id, plan, analysis, the allocations of what counts, and changed rules."""
     with open_intact(source) as (run_dir, bundle_id):
         plan = Plan.load(run_dir.plan)
         analysis, context = read_result(run_dir, source, bundle_id)
@@ -159,13 +170,13 @@ def _read(source: Path) -> tuple[str, Plan, Analysis, list[Allocation]]:
     if bundle_id is None or has_blocking(context.findings):
         what = "is not sealed" if bundle_id is None else CONTRADICTS
         raise CheckFailed(Problem(str(source), what, expected="a sealed bundle without contradictions"))
-    return bundle_id, plan, analysis, allocations
+    return bundle_id, plan, analysis, allocations, context.rule_changes
 
 
 def _is_judged_again(plan: Plan, analysis: Analysis) -> bool:
     """Whether the only fault of a bundle is a worse reward or the like, which ``_pool_gates`` judges over all pairs."""
     failed = {gate.name for gate in analysis.gates if gate.status is GateStatus.FAILED}
-    return _has_own_policies(plan) and bool(failed) and failed <= MEASURED_GATES
+    return _has_own_policies(plan) and bool(failed) and failed <= GATED
 
 
 def _has_own_policies(plan: Plan) -> bool:
@@ -174,7 +185,7 @@ def _has_own_policies(plan: Plan) -> bool:
 
 
 def _pool_gates(read: Mapping[str, tuple[Plan, Analysis]]) -> tuple[tuple[Gate, ...], str]:
-    """Judge over all pairs of all bundles, or say why not: two pairs with one seed count as one."""
+    """Judge all pairs of all bundles, or say why not: two pairs with one seed count as one."""
     plans = [plan for plan, _ in read.values()]
     if not _has_own_policies(plans[0]):
         return (), ""
@@ -185,17 +196,26 @@ def _pool_gates(read: Mapping[str, tuple[Plan, Analysis]]) -> tuple[tuple[Gate, 
             (),
             f"rewards are not judged over all pairs, because of {where}: --set measure.seed=N gives a run its own",
         )
+    pairs: list[PairResult] = []
+    trials: dict[str, TrialResult] = {}
+    for bundle_id, (_, analysis) in read.items():
+        where = f"{bundle_id[:12]}:"
+        trials |= {where + trial.name: replace(trial, name=where + trial.name) for trial in analysis.trials}
+        for pair in analysis.pairs:
+            names = {name: where + getattr(pair, name) for name in ("pair", "first", "second")}
+            pairs.append(replace(pair, **names))
     run = plans[0].run
+    planned = {name: sum(getattr(plan.run.measure, name) for plan in plans) for name in ("pairs", "control_pairs")}
     evidence = Evidence(
-        measure=run.measure,
+        measure=run.measure.model_copy(update=planned),
         lane=run.lane,
         workload=run.workload.kind,
-        pairs=[pair for _, analysis in read.values() for pair in analysis.pairs],
-        trials={},
+        pairs=pairs,
+        trials=trials,
         differences=(),
         has_rollout_log_probs=run.workload.has_rollout_log_probs(run.lane),
     )
-    return tuple(make_measured_gates(evidence)), ""
+    return make_pooled_gates(evidence), ""
 
 
 def _list_pairs(analysis: Analysis, allocation: Allocation) -> Iterator[tuple[float, float, float]]:
@@ -227,7 +247,7 @@ def _describe_machine(found: Sequence[_Seen], host: int) -> Machine:
     gpus = sorted({*found[0].allocation.gpus})
     saved = [value for item in found for value in item.saved]
     return Machine(
-        name=", ".join(gpu[:12] for gpu in gpus) or f"host {host + 1}",
+        name=", ".join(gpu[:12] for gpu in gpus) or f"host {host}",
         gpus=tuple(gpus),
         host=host,
         bundles=tuple(dict.fromkeys(item.bundle for item in found)),
@@ -241,12 +261,7 @@ def _describe_machine(found: Sequence[_Seen], host: int) -> Machine:
     )
 
 
-def _conclude(
-    analysis: Analysis,
-    machines: tuple[Machine, ...],
-    gates: tuple[tuple[Gate, ...], str],
-    differences: Sequence[Finding],
-) -> Combined:
+def _conclude(analysis: Analysis, machines: tuple[Machine, ...]) -> Combined:
     num_hosts = len({machine.host for machine in machines})
     is_by_host = num_hosts >= LEAST
 
@@ -275,9 +290,9 @@ def _conclude(
         next_high=to_ratio(ahead.high) if ahead else None,
         functions_saved_s=t_interval(saved, CONFIDENCE) if len(saved) == len(values) >= LEAST else None,
         machines=machines,
-        gates=gates[0],
-        gates_note=gates[1],
-        differences=tuple(differences),
+        gates=(),
+        cautions=(),
+        differences=(),
     )
 
 
@@ -293,7 +308,7 @@ def make_sections(combined: Combined) -> list[Section]:
     cells = []
     for machine in machines:
         times = (f"{seconds * 1000:,.1f} ms" for seconds in (machine.baseline_s, machine.enabled_s))
-        found = (machine.name, str(machine.host + 1), _less(machine.ratio), str(machine.n), *times)
+        found = (machine.name, str(machine.host), _less(machine.ratio), str(machine.n), *times)
         cells.append((*found, ", ".join(machine.bundles)))
     blocks: tuple[Block, ...] = (
         *(Text(text=sentence) for sentence in summarise(combined)),
@@ -307,9 +322,7 @@ def make_sections(combined: Combined) -> list[Section]:
 
 def summarise(combined: Combined) -> Iterator[str]:
     """Yield what was found, what to expect, and in what the plans differ."""
-    if failed := [f"{gate.name}: {gate.detail}" for gate in combined.gates if gate.status is GateStatus.FAILED]:
-        yield f"not comparable over all pairs: {'; '.join(failed)}"
-        return
+    yield from combined.cautions
     where = f"{count(combined.num_machines, combined.gpu)} on {count(combined.num_hosts, 'host')}"
     saved = f"{_less(combined.ratio)} less time"
     if combined.low is None or combined.high is None or combined.next_low is None or combined.next_high is None:
@@ -322,8 +335,6 @@ def summarise(combined: Combined) -> Iterator[str]:
         yield f"in these steps, {describe_saved(combined.functions_saved_s)}"
     if combined.gates:
         yield f"all pairs together: {count_gates(combined.gates)}"
-    if combined.gates_note:
-        yield combined.gates_note
     if combined.differences:
         yield f"the plans also differ in what measures nothing: {count(len(combined.differences), 'value')} (--json)"
 
@@ -334,7 +345,7 @@ def _less(ratio: float) -> str:
 
 def measure(source: Path) -> Measured:
     """Return what a bundle measured, as constants of ``predict``; raise CheckFailed if it compares no step times."""
-    bundle_id, plan, analysis, allocations = _read(source)
+    bundle_id, plan, analysis, allocations, _ = _read(source)
     counted = [pair for pair in analysis.pairs if pair.is_counted]
 
     def average(*metrics: str) -> tuple[float, float]:

@@ -145,12 +145,12 @@ def _describe_p(value: float | None) -> str:
 def list_saved(analysis: Analysis, names: Collection[str] | None = None) -> list[float]:
     """Return by how many seconds log-probs and GRPO loss are shorter in the enabled steps of each session or pair.
 
-    Their times vary much less than those of whole steps.  None of variants that are not comparable, of runs without
-    whole steps of vime, and without these timers.
+    The times are medians over the scored steps, and vary much less than those of whole steps.  There are none of
+    variants that are not comparable, that trained on different rollouts (lane ``live``), and without these timers.
     """
     saved = []
-    has_steps = analysis.workload == "vime" and analysis.verdict.word is not VerdictWord.NOT_COMPARABLE
-    for pair in analysis.pairs if has_steps else ():
+    is_alike = analysis.lane != "live" and analysis.verdict.word is not VerdictWord.NOT_COMPARABLE
+    for pair in analysis.pairs if is_alike and analysis.workload == "vime" else ():
         found = [pair.metric(name) for name in (NO_GRAD, *LOSS)]
         times = [item.first - item.second for item in found if item and item.first and item.second]
         if pair.is_counted and len(times) == len(found) and (names is None or pair.pair in names):

@@ -17,7 +17,7 @@ DESIGN: Final = "design"
 FREE_RULES: Final = frozenset(
     {"pairs", "control_pairs", "sessions", "seed", "expected_pair_sd_pct", "expected_block_sd_pct"}
 )
-"""Keys of ``measure`` that any submission may set, besides ``design``: they add to what other bundles hold."""
+"""Keys of ``measure`` that any submission may set, besides ``design``; a report still names another seed."""
 
 
 def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:

@@ -74,7 +74,9 @@ def _list_rules(measure: Measure) -> Iterator[tuple[str, Any]]:
     later = {name: getattr(measure, name) for name in Measure.added_later}
     values = {**dump_model(measure), **dict(sorted(later.items()))}
     for path in list_leaves(values):
-        if path[0] not in FREE_RULES | {"rules"}:  # an earlier version of the rules is no change of this run
+        if path[0] not in (FREE_RULES - {"seed"}) | {
+            "rules"
+        }:  # an earlier version of the rules is no change of this run
             yield ".".join(path), _find(values, path)
 
 
