@@ -91,9 +91,9 @@ class Combined(Answer):
     next_high: float | None
     functions_saved_s: Interval | None
     machines: tuple[Machine, ...]
-    gates: tuple[Gate, ...]
-    cautions: tuple[str, ...]
-    differences: tuple[Finding, ...]
+    gates: tuple[Gate, ...] = ()
+    cautions: tuple[str, ...] = ()
+    differences: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +192,7 @@ def _pool_gates(read: Mapping[str, tuple[Plan, Analysis]]) -> tuple[tuple[Gate, 
     seeds = Counter(seed for plan in plans for seed in {trial.seed for trial in plan.trials})
     if twice := [str(seed) for seed, number in seeds.items() if number > 1]:
         where = f"{count(len(twice), 'seed')} of two bundles ({name_some(twice)})"
-        return (
-            (),
-            f"rewards are not judged over all pairs, because of {where}: --set measure.seed=N gives a run its own",
-        )
+        return (), f"rewards are not judged together, because of {where}: --set measure.seed=N gives a run its own"
     pairs: list[PairResult] = []
     trials: dict[str, TrialResult] = {}
     for bundle_id, (_, analysis) in read.items():
@@ -290,9 +287,6 @@ def _conclude(analysis: Analysis, machines: tuple[Machine, ...]) -> Combined:
         next_high=to_ratio(ahead.high) if ahead else None,
         functions_saved_s=t_interval(saved, CONFIDENCE) if len(saved) == len(values) >= LEAST else None,
         machines=machines,
-        gates=(),
-        cautions=(),
-        differences=(),
     )
 
 
