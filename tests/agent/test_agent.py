@@ -293,7 +293,7 @@ def test_a_fall_back_of_nccl_ends_trial_and_run(
     profile = PROFILE.replace(b"preflight: {", f"preflight: {{policy: {{nccl_transport: {policy}}}, ".encode())
     _, run_dir = make_staged(tmp_path / "run", TWO_GPUS, profile=profile, hardware="h200")
     first = next(iter(OK_ONE_PAIR))
-    told = f"note:{run_dir.trial(first).libraries_file(1)}:" + json.dumps({"transport": {"paths": [path]}})
+    told = f"record:{run_dir.trial(first).libraries_file(1)}:" + json.dumps({"transport": {"paths": [path]}})
     workload = FakeWorkload(by_trial={first: [told, "sleep:20" if code else "sleep:0.5"]})
     assert run_example(run_dir, workload, probe_node=lambda node: Manifest(node=node, sections=GOOD_GPUS)) == code
     found = load_json(run_dir.node("node-0").preflight)["findings"]

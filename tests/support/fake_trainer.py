@@ -50,6 +50,13 @@ def note(value: str) -> None:
     write(path, text)
 
 
+def record(value: str) -> None:
+    """PATH:TEXT, all at once, as rlk_repro.integration writes its records."""
+    path, _, text = value.partition(":")
+    write(f"{path}.part", text)
+    os.rename(f"{path}.part", path)  # noqa: PTH104
+
+
 def write(path: str, text: str) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(handle, text.encode())
@@ -71,6 +78,7 @@ ACTIONS = {
     "daemon": daemon,
     "save": save,
     "note": note,
+    "record": record,
 }
 
 if __name__ == "__main__":
