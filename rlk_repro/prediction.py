@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -222,13 +222,16 @@ def predict(
     """Predict the saving of a step; raise CheckFailed that names the module run which would make its constants."""
     alone = group((row.kind, row) for row in measured if row.is_module)
     _require_measured(shape, alone, measured)
-    machines = {kind: _average_hosts(rows, lambda row: (row.no_grad_ps, row.loss_ps)) for kind, rows in alone.items()}
+    machines = {
+        kind: [_average([(row.no_grad_ps, row.loss_ps) for row in host]) for host in _group_hosts(rows)]
+        for kind, rows in alone.items()
+    }
     constants = {kind: _average(found) for kind, found in machines.items()}
     whole = [row for row in measured if not row.is_module]
     factors = _find_factors(whole, constants, shape.arms)
     factors = factors if len(factors) > 1 else _find_factors(whole, constants, USUAL_ARMS)
     known = [row for row in whole if row.error_ms <= MOST_ERROR * row.saved_ms]
-    ratios = [ratio for ratio, _ in _average_hosts(known, lambda row: (row.saved_ms / row.parts_ms, 0.0))]
+    ratios = [mean([row.saved_ms / row.parts_ms for row in host]) for host in _group_hosts(known)]
     cards = sorted({row.hardware.upper() for row in known})
     weights = (shape.passes * constants[shape.kind][0], constants[shape.kind][1])
     sums = [weights[0] * no_grad + weights[1] * loss for no_grad, loss in factors]
@@ -261,10 +264,12 @@ def _find_factors(
     whole: Sequence[Measured], constants: Mapping[Kind, tuple[float, float]], arms: tuple[str, str]
 ) -> list[tuple[float, float]]:
     """Return what both parts save in each host's steps, relative to the module runs of their kinds."""
-    return _average_hosts(
-        [row for row in whole if row.kind in constants and row.arms == arms],
-        lambda row: (row.no_grad_ps / constants[row.kind][0], row.loss_ps / constants[row.kind][1]),
-    )
+    alike = [row for row in whole if row.kind in constants and row.arms == arms]
+    factors = []
+    for host in _group_hosts(alike):
+        pairs = [(row.no_grad_ps / constants[row.kind][0], row.loss_ps / constants[row.kind][1]) for row in host]
+        factors.append(_average(pairs))
+    return factors
 
 
 def _average(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -272,12 +277,9 @@ def _average(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return mean([first for first, _ in pairs]), mean([second for _, second in pairs])
 
 
-def _average_hosts(
-    rows: Sequence[Measured], tell: Callable[[Measured], tuple[float, float]]
-) -> list[tuple[float, float]]:
-    """Return the means over each host's bundles of both numbers that ``tell`` gives for a bundle."""
+def _group_hosts(rows: Sequence[Measured]) -> list[list[Measured]]:
     hosts = number_hosts([row.ids for row in rows])
-    return [_average(found) for found in group(zip(hosts, map(tell, rows), strict=True)).values()]
+    return list(group(zip(hosts, rows, strict=True)).values())
 
 
 def _pool(kinds: Iterable[Sequence[tuple[float, float]]], passes: int) -> float:

@@ -228,7 +228,7 @@ def _headline(case: _Case, word: VerdictWord) -> str:
         enabled = case.evidence.title.partition(" in place of ")[0] or case.evidence.serving
         return f"enabled never ran {enabled}: it fell back in {fallen}; {_show_noise(case)}"
     if word is VerdictWord.NOT_COMPARABLE:
-        failed = (_show_gate(gate, case.unit) for gate in case.gates_that(GateStatus.FAILED))
+        failed = (show_gate(gate, case.unit) for gate in case.gates_that(GateStatus.FAILED))
         return f"not comparable: {name_some(failed)}"
     if word is VerdictWord.INCONCLUSIVE:
         return f"inconclusive: {_why_inconclusive(case)}; {_show_effect(case.primary, case.unit)}"
@@ -285,7 +285,7 @@ def _show_ratio(effect: Effect, unit: str) -> str:
     return f"{effect.ratio:.4f} ({interval}, {count(effect.n, unit)})"
 
 
-def _show_gate(gate: Gate, unit: str) -> str:
+def show_gate(gate: Gate, unit: str) -> str:
     if gate.estimate is None or gate.low is None or gate.high is None or gate.margin is None:
         return f"{gate.name}: {gate.detail}"
     numbers = f"{gate.estimate:.4g}, bounds {gate.low:.4g} and {gate.high:.4g}, margin {gate.margin:.4g}"
@@ -356,11 +356,11 @@ def _reasons(case: _Case, *, is_exploratory: bool) -> Iterator[str]:
 
 def _reasons_from_gates(case: _Case) -> Iterator[str]:
     failed, undecided = case.gates_that(GateStatus.FAILED), case.gates_that(GateStatus.UNDECIDED)
-    yield from (f"failed: {_show_gate(gate, case.unit)}" for gate in failed)
+    yield from (f"failed: {show_gate(gate, case.unit)}" for gate in failed)
     if not case.evidence.scored:
         yield f"no {case.unit} was scored, so nothing else could be measured"
         return
-    yield from (f"undecided: {_show_gate(gate, case.unit)}" for gate in undecided)
+    yield from (f"undecided: {show_gate(gate, case.unit)}" for gate in undecided)
     if case.evidence.measure.rules > 1:
         yield count_gates(case.gates)
     elif not failed and not undecided:

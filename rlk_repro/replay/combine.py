@@ -15,6 +15,7 @@ from typing import Any, Final
 from rlk_repro.analysis.allocations import Allocation, list_allocations, number_hosts
 from rlk_repro.analysis.evidence import Evidence
 from rlk_repro.analysis.gates import make_pooled_gates
+from rlk_repro.analysis.verdict import show_gate
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.findings import Finding, Level, diff_values, has_blocking, refuse_blocking
@@ -140,11 +141,7 @@ def combine(sources: Sequence[Path]) -> Combined:
     if not by_machine:
         raise CheckFailed(Problem("bundles", "no session or pair counts", expected="at least one"))
     gates, reason = _pool_gates(read)
-    failed = [gate for gate in gates if gate.status is GateStatus.FAILED]
-    undecided = [gate for gate in gates if gate.status is GateStatus.UNDECIDED] if refused else []
-    if failed or undecided or (refused and reason):
-        of_all = [Problem("all pairs together", _show_gate(gate)) for gate in (*failed, *undecided)]
-        raise CheckFailed(*refused, *of_all)
+    _require_passed(gates, reason, refused)
     cautions += [reason] if reason else []
     known = [gpus.union(*(item.allocation.boots for item in found)) for gpus, found in by_machine.items()]
     hosts = [1 + number for number in number_hosts(known)]
@@ -153,11 +150,17 @@ def combine(sources: Sequence[Path]) -> Combined:
     return replace(combined, gates=gates, cautions=tuple(dict.fromkeys(cautions)), differences=tuple(differences))
 
 
-def _show_gate(gate: Gate) -> str:
-    if gate.estimate is None or gate.low is None or gate.high is None or gate.margin is None:
-        return f"{gate.name} {gate.status}: {gate.detail}"
-    numbers = f"{gate.estimate:.4g}, bounds {gate.low:.4g} and {gate.high:.4g}, margin {gate.margin:.4g}"
-    return f"{gate.name} {gate.status}: {gate.detail} ({numbers}, {count(gate.n, 'pair')})"
+def _require_passed(gates: Sequence[Gate], reason: str, refused: Sequence[Problem]) -> None:
+    """Raise CheckFailed for a failed gate; after ``refused`` bundles, also for an undecided one, or for none at all."""
+    statuses = (GateStatus.FAILED, GateStatus.UNDECIDED) if refused else (GateStatus.FAILED,)
+    worse = [
+        Problem("all pairs together", show_gate(replace(gate, name=f"{gate.name} {status}"), "pair"))
+        for status in statuses
+        for gate in gates
+        if gate.status is status
+    ]
+    if worse or (refused and reason):
+        raise CheckFailed(*refused, *worse)
 
 
 def _read(source: Path) -> tuple[str, Plan, Analysis, list[Allocation], str]:
@@ -189,7 +192,9 @@ def _pool_gates(read: Mapping[str, tuple[Plan, Analysis]]) -> tuple[tuple[Gate, 
     plans = [plan for plan, _ in read.values()]
     if not _has_own_policies(plans[0]):
         return (), ""
-    seeds = Counter(seed for plan in plans for seed in {trial.seed for trial in plan.trials})
+    seeds = Counter[int]()
+    for plan in plans:
+        seeds.update({trial.seed for trial in plan.trials})
     if twice := [str(seed) for seed, number in seeds.items() if number > 1]:
         where = f"{count(len(twice), 'seed')} of two bundles ({name_some(twice)})"
         return (), f"rewards are not judged together, because of {where}: --set measure.seed=N gives a run its own"
@@ -304,14 +309,15 @@ def make_sections(combined: Combined) -> list[Section]:
         times = (f"{seconds * 1000:,.1f} ms" for seconds in (machine.baseline_s, machine.enabled_s))
         found = (machine.name, str(machine.host), _less(machine.ratio), str(machine.n), *times)
         cells.append((*found, ", ".join(machine.bundles)))
-    blocks: tuple[Block, ...] = (
+    blocks: list[Block] = [
         *(Text(text=sentence) for sentence in summarise(combined)),
         Figures(figures=(draw_changes(rows, "forest", "Machines", caption),)),
         make_table(*names, rows=cells, numbers=names[2:6]),
-        *((make_gate_table(combined.gates, {}, title="All pairs together"),) if combined.gates else ()),
-    )
+    ]
+    if combined.gates:
+        blocks.append(make_gate_table(combined.gates, {}, title="All pairs together"))
     title = count(combined.num_machines, "machine")
-    return [Section(key="machines", title=title, subject=combined.run, blocks=blocks)]
+    return [Section(key="machines", title=title, subject=combined.run, blocks=tuple(blocks))]
 
 
 def summarise(combined: Combined) -> Iterator[str]:

@@ -6,12 +6,11 @@ from typing import Any
 
 from rlk_repro.analysis.memory import judge_memory
 from rlk_repro.report.answer import describe_answer
-from rlk_repro.report.results import CONFIDENCE, list_saved
+from rlk_repro.report.results import measure_saved
 from rlk_repro.report.sections import make_cautions
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.values import BASELINE, ENABLED
-from rlk_repro.statistics.stats import t_interval
 
 
 def make_record(analysis: Analysis, context: Context, *, source: str, report: str = "") -> dict[str, Any]:
@@ -33,7 +32,7 @@ def make_record(analysis: Analysis, context: Context, *, source: str, report: st
         "headline": analysis.verdict.headline,
         "answer": describe_answer(view),
         "memory": judge_memory(analysis).word.value,
-        "functions_saved_s": t_interval(list_saved(analysis), CONFIDENCE),
+        "functions_saved_s": measure_saved(analysis),
         "unit": analysis.unit,
         "effects": analysis.effects,
         "gates": analysis.gates,

@@ -166,9 +166,14 @@ def describe_saved(saved: Interval) -> str:
     )
 
 
+def measure_saved(analysis: Analysis) -> Interval | None:
+    """Return the interval of ``list_saved`` in seconds; None with fewer than two sessions or pairs."""
+    return t_interval(list_saved(analysis), CONFIDENCE)
+
+
 def describe_functions(view: View) -> str:
-    """Say what the replaced functions save within the steps; an empty text with fewer than two sessions or pairs."""
-    saved, step = t_interval(list_saved(view.analysis), CONFIDENCE), view.mean(STEP_TIME, BASELINE)
+    """Say what the replaced functions save within the steps, or return an empty text."""
+    saved, step = measure_saved(view.analysis), view.mean(STEP_TIME, BASELINE)
     if saved is None or not step:
         return ""
     share = f"{100 * abs(saved.estimate) / step:.2f} %"
@@ -179,7 +184,7 @@ def describe_functions(view: View) -> str:
 
 def make_gates(view: View) -> Section:
     gates = view.analysis.gates
-    names = {name: view.metric_cell(name, name) for name in view.metrics}
+    names = {gate.name: view.metric_cell(gate.name, gate.name) for gate in gates if gate.name in view.metrics}
     table = make_gate_table(gates, names, title="Every gate", note=OF_GATES, is_folded=True)
     is_open = {GateStatus.FAILED, GateStatus.UNDECIDED, GateStatus.NOT_PLANNED}
     found = tuple(f"{gate.name}: {gate.shown.word}: {gate.detail}" for gate in gates if gate.shown in is_open)

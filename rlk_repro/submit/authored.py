@@ -33,6 +33,8 @@ OTHER_CONTRACT: Final = Finding(Level.BLOCKING, "engines: contract", "this versi
 SETTING: Final = "--set "
 PROFILE: Final = "profile."
 # These keys of ``measure`` say how much is measured, and not how the results are judged.
+UNTOLD: Final = (FREE_RULES - {"seed"}) | {"rules"}
+"""Rules of which no change is told; an earlier version of the rules is no change of this run."""
 AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "control_blocks", "shadow_steps"})
 
 
@@ -74,9 +76,7 @@ def _list_rules(measure: Measure) -> Iterator[tuple[str, Any]]:
     later = {name: getattr(measure, name) for name in Measure.added_later}
     values = {**dump_model(measure), **dict(sorted(later.items()))}
     for path in list_leaves(values):
-        if path[0] not in (FREE_RULES - {"seed"}) | {
-            "rules"
-        }:  # an earlier version of the rules is no change of this run
+        if path[0] not in UNTOLD:
             yield ".".join(path), _find(values, path)
 
 
