@@ -26,10 +26,11 @@ from rlk_repro.operators import (
     find_refusal,
 )
 from rlk_repro.plan import Plan, make_plan, order_trials
+from rlk_repro.report.setting import list_overrides
 from rlk_repro.schedule import ORDERS, make_schedule
 from rlk_repro.spec import Hardware, Measure, Preflight
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
-from rlk_repro.submit.planning import Request, flag_overrides
+from rlk_repro.submit.planning import Request, flag_overrides, seed_apart
 from rlk_repro.submit.show import RAN_ON, plan_lines, plan_summary
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import switch_env
@@ -59,6 +60,13 @@ def test_trials_run_in_abba_order_with_one_seed_per_pair() -> None:
     assert len(set.union(*seeds.values())) == len(seeds)
     baseline = plan_smoke(variants=("baseline",))
     assert all(trial.is_control and trial.variant == "baseline" for trial in baseline.trials)
+
+
+def test_submissions_at_once_have_seeds_of_their_own() -> None:
+    plans = [seed_apart(plan_smoke("measure.pairs=3", "measure.control_pairs=1"), number) for number in (1, 2)]
+    seeds = [sorted({trial.seed for trial in plan.trials}) for plan in plans]
+    assert seeds == [[*range(1238, 1242)], [*range(1242, 1246)]]
+    assert all("measure.seed" in list_overrides(plan) for plan in plans)
 
 
 @given(pairs=st.integers(0, 12), control_pairs=st.integers(0, 12), has_enabled=st.booleans())

@@ -151,14 +151,16 @@ def _choose(name: str, run: str) -> str:
 
 
 def _send(prepared: Prepared, number: int, *, is_waiting: bool, as_json: bool) -> None:
-    """Send one plan so many times at once; the scheduler gives the submissions different nodes."""
+    """Send one plan so many times at once, with seeds of their own; the scheduler gives each another node."""
     from rlk_repro.submit import planning, sending
 
     plan = prepared.plan
     require_sources(plan)
     launched: list[Launched] = []
-    for _ in range(number):
-        launched.append(sending.submit(planning.render(plan, prepared.inputs) if launched else prepared))
+    for place in range(number):
+        if place:
+            prepared = planning.render(planning.seed_apart(plan, place), prepared.inputs)
+        launched.append(sending.submit(prepared))
         if not (as_json or is_waiting):
             _show_submitted(plan, launched[-1])
     if is_waiting:

@@ -95,6 +95,17 @@ def prepare(request: Request) -> Prepared:
     return replace(prepared, remarks=(*site.remarks, *shown_for, *prepared.remarks), is_proposed=site.is_proposed)
 
 
+def seed_apart(plan: Plan, number: int) -> Plan:
+    """Return the plan with the seeds that follow those of ``number`` submissions before it.
+
+    Live pairs with one seed are one pair, so ``combine`` would not judge their rewards; sessions draw their own orders.
+    """
+    measure = plan.run.measure
+    seed = measure.seed + number * len({trial.seed for trial in plan.trials})
+    run = plan.run.model_copy(update={"measure": measure.model_copy(update={"seed": seed})})
+    return replace(plan, run=run, sources={**plan.sources, "measure.seed": "--machines"})
+
+
 def prepare_resume(name: str) -> Prepared:
     """Render the job of an unfinished run again; the agent will repeat incomplete pairs as a whole.
 

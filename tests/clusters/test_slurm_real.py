@@ -77,6 +77,8 @@ def test_submissions_at_once_run_on_different_nodes(call, site: Site) -> None:
         launched = Launched(run_dir=run_dir, submission=Submission.from_json(load_json(run_dir.submission)))
         assert Run(site=site, launched=launched).wait_for_end().state is JobState.DONE
     assert {node.path.name for run_dir in run_dirs for node in run_dir.node_dirs()} == {"node-0", "node-1"}
+    seeds = [{trial.seed for trial in Plan.load(run_dir.plan).trials} for run_dir in run_dirs]
+    assert not set.intersection(*seeds)
 
 
 @pytest.mark.real
