@@ -29,7 +29,6 @@ from rlk_repro.report.labels import NOT_RECORDED
 from rlk_repro.report.view import View, log_path
 from rlk_repro.rundir.differences import Kind
 from rlk_repro.rundir.results import DecisionSummary, ProofStatus, TrialResult, TrialStatus
-from rlk_repro.workloads import find_words
 
 PROOF_TONES: Final = {
     ProofStatus.PROVED: Tone.GOOD,
@@ -213,10 +212,7 @@ def make_claims(view: View) -> Section:
     blocks: list[Block] = [Text(text=f"It may be cited for: {analysis.verdict.headline} ({scope}). {CITATION}")]
     if context.may_claim:
         blocks += [Text(text="The author of the run says what it measures:"), Bullets(items=context.may_claim)]
-    blocks += [
-        Text(text="What this result does not show:"),
-        Bullets(items=(*context.may_not_claim, *find_words(analysis.workload).may_not_claim, ELSEWHERE)),
-    ]
+    blocks += [Text(text="What this result does not show:"), Bullets(items=(*context.may_not_claim, ELSEWHERE))]
     title = "What this report may and may not claim"
     return Section(key="claims", title=title, blocks=tuple(blocks), summary=True)
 

@@ -10,6 +10,7 @@ from rlk_repro.base.units import count
 from rlk_repro.operators import COMPILED_LOGP, HAS_BATCH_INVARIANT_LOGP, TITLES, TRAINER, Platform
 from rlk_repro.plan import Plan
 from rlk_repro.spec.values import BASELINE, Model
+from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.workloads import WORKLOADS, find_words
 
 Workload = Mapping[str, Any]
@@ -32,6 +33,9 @@ FROZEN: Final = (
     "objects are frozen after the warm-up in both variants (gc.freeze), so that the trainer's garbage collection after "
     "every step takes milliseconds. Without gc.freeze a step is longer, so the same gain is a smaller share of a step",
 )
+NO_COLLECTION: Final = "The run shows nothing about the time of Python's garbage collection after every step"
+NO_ENTROPY: Final = "The run shows nothing about vime with its entropy metric"
+ONLY_R3: Final = "This result only compares vime + R3 with vime + R3 + RL-Kernel"
 _WITH_OWN_PASS: Final = frozenset({"ratio_kl", COMPILED_LOGP})
 
 
@@ -68,6 +72,28 @@ def find_own_work(plan: Plan) -> tuple[str, ...]:
     has_newer = pin is not None and HAS_BATCH_INVARIANT_LOGP.get(pin.commit, False)
     is_without_logp = plan.hardware.platform == Platform.ROCM.value and "ratio_kl" in plan.ops and not has_newer
     return (OWN_NORMALISER,) if is_without_logp else ()
+
+
+def find_limits(plan: Plan) -> tuple[str, ...]:
+    """Return what a result does not show: the author's own words, and what follows from the settings.
+
+    Run files of earlier versions say the latter themselves; such a sentence is left out where a flag contradicts it.
+    """
+    run, workload = plan.run, plan.run.workload
+    is_vime = isinstance(workload, VimeWorkload)
+    has_r3 = isinstance(workload, VimeWorkload) and workload.grpo.use_rollout_routing_replay
+    rows = (
+        (run.gc_freeze, NO_COLLECTION, "because both variants run without this collection"),
+        (is_vime and not run.entropy_metric, NO_ENTROPY, "because neither variant computes this metric"),
+        (has_r3, ONLY_R3, "because R3 is vime's own; kernels of experts and routers are not part of the comparison"),
+    )
+    own = list(run.may_not_claim)
+    for holds, start, rest in rows:
+        if not holds:
+            own = [text for text in own if not text.startswith(start)]
+        elif not any(text.startswith(start) for text in own):
+            own.append(f"{start}, {rest}")
+    return tuple(own)
 
 
 def list_overrides(plan: Plan) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class Result:
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
     """Return what a report shows beside the analysis; ``bundle`` is the bundle's path in the report's commands."""
     from rlk_repro.report import Context
-    from rlk_repro.report.setting import describe_setting, find_own_work, list_overrides
+    from rlk_repro.report.setting import describe_setting, find_limits, find_own_work, list_overrides
 
     plan = Plan.load(run_dir.plan)
     run = plan.run
@@ -73,7 +73,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
         manifests=load_manifests(run_dir),
         allocations=tuple(list_allocations(plan, run_dir, list(plan.groups()))),
         may_claim=() if run.implementation_title else run.may_claim,  # the run file means RL-Kernel
-        may_not_claim=run.may_not_claim,
+        may_not_claim=find_limits(plan),
         shipped_pins=tuple(find_shipped_pins(plan.stack)),
     )
 

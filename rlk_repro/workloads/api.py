@@ -69,7 +69,6 @@ class Words:
     scope: str = ""
     updates_per: str = "rollout"
     baseline_trainer: str = ""
-    may_not_claim: tuple[str, ...] = ()
 
 
 class Workload(ABC):

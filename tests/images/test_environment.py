@@ -24,7 +24,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, RlkReproError
 from rlk_repro.base.files import load_json, sha256_bytes, sha256_file, write_json, write_text
 from rlk_repro.base.trees import hash_tree
 from rlk_repro.cli import app
-from rlk_repro.images import environment, packed
+from rlk_repro.images import build, environment, packed
 from rlk_repro.images.build import ROOT, make_build
 from rlk_repro.images.environment import KEPT, STEPS, create
 from rlk_repro.images.record import Base, ImageRecord, parse_record
@@ -70,7 +70,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.setattr(environment, "_shown", made)
-    monkeypatch.setattr(environment, "require_clean", lambda: None)
+    monkeypatch.setattr(environment, "require_clean", lambda *_: None)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "uv" else None)
     return made
 
@@ -116,6 +116,17 @@ def test_a_repeated_command_skips_finished_steps(machine: Machine, stack: Stack,
         machine.calls.clear()
         create(made_of, PLATFORM, tmp_path / "env")
         assert machine.steps == steps
+
+
+def test_a_checkout_that_moves_during_the_build_ends_it(
+    machine: Machine, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "require_clean", build.require_clean)
+    heads = {"rev-parse": lambda: ("b" if "package" in machine.steps else "a") * 40, "log": lambda: f"{'a' * 40} 0"}
+    monkeypatch.setattr(build, "_git", lambda word, *_: heads.get(word, str)())
+    with pytest.raises(CheckFailed, match="moved to another commit during the build"):
+        create(stack, PLATFORM, tmp_path / "env")
+    assert machine.steps == list(STEPS[: STEPS.index("package") + 1])
 
 
 def test_nothing_is_fetched_without_a_lock_or_for_a_disk_that_is_too_small(
@@ -241,8 +252,14 @@ def test_sources_are_the_stacks_commits_with_vimes_patch(
 
 
 def test_package_that_asks_for_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [f"{name} has requirement {asked}, but you have numpy 1.26.4." for name, asked in
-             (("pandas 1", "numpy>=2.0.2"), ("opencv-python-headless 1", "numpy>=2"))]  # fmt: skip
+    lines = [
+        f"{name} has requirement {asked}, but you have numpy 1.26.4."
+        for name, asked in (
+            ("pandas 1", "numpy>=2.0.2"),
+            ("opencv-python-headless 1", "numpy>=2"),
+            ("rl-kernel 0.1.0", "numpy"),
+        )
+    ]
     said = "\n".join([*lines, "apex 1 requires x, which is not installed."])
     done = proc.Completed(argv=(), returncode=1, stdout=said, stderr="")
     monkeypatch.setattr(proc, "run", lambda *_, **__: done)

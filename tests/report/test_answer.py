@@ -22,7 +22,17 @@ from rlk_repro.report.markdown import render_markdown, render_summary
 from rlk_repro.report.records import _make_rl_kernel_cell, make_commands
 from rlk_repro.report.results import BY_BLOCKS, make_effects
 from rlk_repro.report.sections import make_verdict
-from rlk_repro.report.setting import OLD_NORMALISER, OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
+from rlk_repro.report.setting import (
+    NO_COLLECTION,
+    NO_ENTROPY,
+    OLD_NORMALISER,
+    ONLY_R3,
+    OWN_ENTROPY,
+    OWN_NORMALISER,
+    describe_setting,
+    find_limits,
+    find_own_work,
+)
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.results import (
@@ -173,6 +183,27 @@ def test_rlk_repros_own_pass_is_named_where_enabled_uses_it(settings: tuple[str,
     assert find_own_work(make_tier_plan("module-qwen3-4b", *settings, hardware=hardware)) == expected
     assert "moments.py" in OWN_ENTROPY
     assert "moments.py" in OWN_NORMALISER
+
+
+@pytest.mark.parametrize(
+    ("run", "settings", "expected"),
+    [
+        ("qwen3-4b-random", (), [NO_COLLECTION, NO_ENTROPY]),
+        ("qwen3-4b-random", ("gc_freeze=false", "entropy_metric=true"), []),
+        ("qwen3-30b-a3b-random-4l", (), [NO_COLLECTION, NO_ENTROPY, ONLY_R3]),
+        ("smoke", (), []),
+    ],
+)
+@pytest.mark.parametrize("is_old", [False, True])
+def test_what_settings_hide_is_said_once_and_only_where_it_holds(
+    run: str, settings: tuple[str, ...], expected: list[str], is_old: bool
+) -> None:
+    plan = plan_for(run, "h200", settings=settings)
+    own = (*plan.run.may_not_claim, *((f"{NO_COLLECTION}, as it was said", f"{NO_ENTROPY}, too") if is_old else ()))
+    plan = dataclasses.replace(plan, run=plan.run.model_copy(update={"may_not_claim": own}))
+    found = [start for text in find_limits(plan) for start in (NO_COLLECTION, NO_ENTROPY, ONLY_R3) if start in text]
+    assert found == expected
+    assert set(plan.run.may_not_claim[: 1 if run == "smoke" else 2]) <= set(find_limits(plan))
 
 
 def test_timers_with_other_work_inside_are_marked_and_have_no_ratio() -> None:

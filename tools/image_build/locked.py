@@ -96,8 +96,10 @@ IMPORTS: Final = (
 
 Ray imports pyarrow, and vime imports pandas, only when a trial runs.
 """
-OVERRIDDEN: Final = ("opencv-python-headless ",)
-"""Packages that ask for another NumPy than the lock has; requirements/2026-11-overrides.txt gives the reasons."""
+OVERRIDDEN: Final = ("opencv-python-headless ", "rl-kernel ")
+"""Packages that ask for other versions than the lock has: OpenCV of NumPy (requirements/2026-11-overrides.txt gives the
+reasons), and RL-Kernel of Transformers, which is installed later and which a repeated build finds.
+"""
 
 
 def check_packages(stack: Stack, platform: ImagePlatform) -> None:

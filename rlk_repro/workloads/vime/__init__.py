@@ -36,14 +36,7 @@ NOWHERE: Final = Path("/runs/run/id")
 class Vime(Workload):
     """vime's own trainer."""
 
-    WORDS = Words(
-        step="training",
-        baseline_trainer="vime",
-        may_not_claim=(
-            "For MoE models, this result only compares vime + R3 with vime + R3 + RL-Kernel. R3 routing replay is "
-            "vime's own and the same in both variants; expert and router kernels are not part of the comparison.",
-        ),
-    )
+    WORDS = Words(step="training", baseline_trainer="vime")
     find_warnings = staticmethod(rules.find_warnings)
     find_brought = staticmethod(code.find_brought)
 
