@@ -65,11 +65,12 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
 def find_own_work(plan: Plan) -> tuple[str, ...]:
     if not plan.routed or _WITH_OWN_PASS.isdisjoint(plan.ops):
         return ()
-    if plan.run.entropy_metric:
-        name, is_ours = TITLES[plan.run.rl_kernel.implementation], COMPILED_LOGP in plan.ops
-        return (OWN_ENTROPY.format(name=name, normaliser="" if is_ours else OLD_NORMALISER),)
     pin = plan.stack.pins.get("rl_kernel")
     has_newer = pin is not None and HAS_BATCH_INVARIANT_LOGP.get(pin.commit, False)
+    if plan.run.entropy_metric:
+        is_without = COMPILED_LOGP in plan.ops or has_newer
+        name = TITLES[plan.run.rl_kernel.implementation]
+        return (OWN_ENTROPY.format(name=name, normaliser="" if is_without else OLD_NORMALISER),)
     is_without_logp = plan.hardware.platform == Platform.ROCM.value and "ratio_kl" in plan.ops and not has_newer
     return (OWN_NORMALISER,) if is_without_logp else ()
 
