@@ -111,6 +111,7 @@ def run_quietly(folder: Path, share: float) -> RunDir:
 
 
 @pytest.mark.real
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_planted_slow_downs_of_0_2_and_10_percent_are_found(tmp_path: Path) -> None:
     """Three runs side by side take 160 s on 2 cores; each interval holds what was planted."""
