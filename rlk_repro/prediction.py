@@ -90,12 +90,14 @@ class Measured(StepShape):
 
     ``error_ms`` is the standard error of ``saved_ms``, of ``n`` sessions or pairs.  ``boots`` are ids of the hosts'
     boots: bundles that share a host count once, because two GPUs of one host tell little about the next host.
+    ``has_collection`` tells whether a step holds vime's garbage collection.
     """
 
     bundle: str
     name: str
     run: str
     is_module: bool
+    has_collection: bool
     gpus: str
     boots: str
     step_ms: float
@@ -210,10 +212,16 @@ def predict_plan(plan: Plan, measured: Sequence[Measured], step_ms: float | None
     if plan.run.workload.kind == "module":
         raise CheckFailed(Problem(plan.run.run, "has no whole step", expected="a run of vime"))
     told = "as given"
-    known = [row.step_ms for row in measured if (row.run, row.hardware) == (plan.run.run, plan.hardware.hardware)]
+    shape = shape_of(plan)
+    known = [
+        row.step_ms
+        for row in measured
+        if (row.run, row.hardware, row.baseline) == (plan.run.run, shape.hardware, shape.baseline)
+        and (row.has_entropy, row.has_collection) == (shape.has_entropy, not plan.run.gc_freeze)
+    ]
     if step_ms is None and known:
         step_ms, told = percentile(known, 50), f"the median of {count(len(known), 'bundle')} of this run"
-    return predict(shape_of(plan), measured, step_ms, told)
+    return predict(shape, measured, step_ms, told)
 
 
 def predict(
@@ -233,6 +241,7 @@ def predict(
     known = [row for row in whole if row.error_ms <= MOST_ERROR * row.saved_ms]
     ratios = [mean([row.saved_ms / row.parts_ms for row in host]) for host in _group_hosts(known)]
     cards = sorted({row.hardware.upper() for row in known})
+    served = sorted({TITLES.get(row.implementation, row.implementation) for row in known})
     weights = (shape.passes * constants[shape.kind][0], constants[shape.kind][1])
     sums = [weights[0] * no_grad + weights[1] * loss for no_grad, loss in factors]
     spread = math.hypot(_pool(machines.values(), shape.passes), _spread_of_next(sums), _spread_of_next(ratios))
@@ -252,7 +261,7 @@ def predict(
         high_ms=high,
         parts=tuple(parts),
         whole_to_parts=ratio,
-        whole_from=f"{count(len(known), 'bundle')} on {' and '.join(cards)}",
+        whole_from=f"{count(len(known), 'bundle')} of {' and '.join(served)} on {' and '.join(cards)}",
         constants_from=tuple(f"{row.name} ({row.bundle})" for row in alone[shape.kind]),
         step_ms=step_ms,
         step_from=step_from,
@@ -399,7 +408,7 @@ def describe(found: Prediction) -> Iterator[str]:
     for part in found.parts:
         why = f"{part.ps_per_logit:.2f} ps a logit alone, × {part.factor:.2f} in a step"
         yield f"  {part.name:<28} {part.saved_ms:7.1f} ms: {why}"
-    yield f"  a step saves {found.whole_to_parts:.2f} of what its parts save: {found.whole_from}, all of RL-Kernel"
+    yield f"  a step saves {found.whole_to_parts:.2f} of what its parts save: {found.whole_from}"
     yield f"constants from {', '.join(found.constants_from)}"
 
 

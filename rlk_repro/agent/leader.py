@@ -5,6 +5,7 @@ The run directory is always packed; it is sealed only when every trial has run.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -191,18 +192,21 @@ class Leader:
                 self._note(node.find_late_busy(self._agent, trial.name))
                 if self._stop.signal is not None:
                     return
+                earlier = self._find_other_runs()
                 self._run_trial(trial, num_left=len(trials) - number)
-                self._note_other_runs(trial)
+                self._note_other_runs(trial, earlier)
                 if self._fall_back:
                     raise EnvironmentMissing(*self._fall_back)
                 if trial is not trials[-1]:
                     self._require_one_that_ends_well()
 
-    def _note_other_runs(self, trial: Trial) -> None:
+    def _find_other_runs(self) -> tuple[list[str], list[str]]:
         """Look for runs that began after preflight: the local cluster has no scheduler."""
-        if self._plan.cluster != "local":
-            return
-        found, beside = self._agent.parts.find_runs()
+        return self._agent.parts.find_runs() if self._plan.cluster == "local" else ([], [])
+
+    def _note_other_runs(self, trial: Trial, earlier: tuple[list[str], list[str]]) -> None:
+        """Name the other runs that a trial had at its start (``earlier``) or has at its end."""
+        found, beside = (list(dict.fromkeys(seen)) for seen in map(operator.add, earlier, self._find_other_runs()))
         if found:
             where, runs = f"{trial.name}: host.other_runs", f"other runs: {', '.join(found)}"
             self._note([Finding(Level.WARNING, where, "no other run", runs)])

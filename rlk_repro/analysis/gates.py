@@ -165,14 +165,13 @@ def _judge_mean(
 ) -> Gate:
     """Compare the mean degradation with the margin; ``show`` turns a degradation into what the gate shows.
 
-    Of a metric of which neither more nor less is better, the side on which the mean lies is the worse one.
+    Of a metric of which neither more nor less is better, the worse side is judged, so both are within the margin.
     """
-    sign = 1
-    if is_two_sided and not (values and mean(values) >= 0):
-        sign = -1
+    alpha = evidence.measure.alpha
+    sign = _find_worse_side(values, find_interval(values, 1 - 2 * alpha), margin) if is_two_sided else 1
     degradations = [sign * value for value in values]
     num_tests = 2 * NUM_MEASURED_GATES if is_two_sided else NUM_MEASURED_GATES
-    alpha, unit, n, num_scored = evidence.measure.alpha, evidence.unit, len(degradations), len(evidence.scored)
+    unit, n, num_scored = evidence.unit, len(degradations), len(evidence.scored)
     passing = find_interval(degradations, 1 - 2 * alpha)
     # Bonferroni: alpha is divided by the number of tests, so that any gate fails by chance in at most alpha of runs.
     failing = find_interval(degradations, 1 - 2 * alpha / num_tests)
@@ -198,6 +197,18 @@ def _judge_mean(
     )
     low, high = sorted((show(sign * failing.low), show(sign * passing.high)))
     return replace(gate, estimate=show(sign * passing.estimate), low=low, high=high, margin=show(sign * margin))
+
+
+def _find_worse_side(values: Sequence[float], bounds: Interval | None, margin: float) -> int:
+    """Return the sign of the mean, or the other one if only the bound there is beyond the margin.
+
+    One stalled block can draw the mean of control blocks, but not their trimmed mean, to the wrong side.
+    """
+    sign = 1 if values and mean(values) >= 0 else -1
+    if bounds is None:
+        return sign
+    ends = {1: bounds.high, -1: -bounds.low}
+    return -sign if ends[sign] <= margin < ends[-sign] else sign
 
 
 def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:

@@ -53,7 +53,8 @@ def judge_memory(analysis: Analysis) -> MemoryVerdict:
 
 
 def _find_obstacle(analysis: Analysis) -> str:
-    if analysis.verdict.word is VerdictWord.NOT_COMPARABLE:
+    failed = {gate.name for gate in analysis.gates if gate.status is GateStatus.FAILED}
+    if analysis.verdict.word is VerdictWord.NOT_COMPARABLE and failed != {PEAK_MEMORY}:
         return "the variants are not comparable"
     active = next((gate for gate in analysis.gates if gate.name == ACTIVE), None)
     if active is None or active.status not in {GateStatus.PASSED, GateStatus.NOT_APPLICABLE}:

@@ -151,7 +151,7 @@ def _choose(name: str, run: str) -> str:
 
 
 def _send(prepared: Prepared, number: int, *, is_waiting: bool, as_json: bool) -> None:
-    """Send one plan so many times at once, with seeds of their own; the scheduler gives each another node."""
+    """Send so many plans at once, which differ in their seeds; the scheduler gives each another node."""
     from rlk_repro.submit import planning, sending
 
     plan = prepared.plan

@@ -123,16 +123,16 @@ def timed(step: str, what: str) -> Iterator[None]:
     say(f"{step}: {format_duration(time.monotonic() - started)}")
 
 
-def require_clean(commit: str = "") -> None:
-    """Refuse a checkout with changed files, or at another commit than this one: an image's record names only one."""
+def require_clean(commit: str | None = None) -> None:
+    """Refuse a checkout with changed files, or one that has left ``commit``: an image's record names only a commit."""
     changed = _git("status", "--porcelain", "--", *CONTEXT)
     if changed:
         raise SpecError(
             Problem("this checkout", "has changed files, but an image's record names only the commit",
                     got=changed.splitlines()[0].strip(), hint="commit the files, or git stash")
         )  # fmt: skip
-    now = _git("rev-parse", "HEAD")
-    if commit not in {"", now}:
+    now = commit and _git("rev-parse", "HEAD")
+    if now != commit:
         raise CheckFailed(Problem("this checkout", "moved to another commit during the build", got=now,
                                   expected=commit, hint="run the same command again: it continues"))  # fmt: skip
 

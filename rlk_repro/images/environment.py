@@ -64,6 +64,7 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
         if step in KEPT:
             done[step] = key
             write_json(folder / "steps.json", done)
+    require_clean(environ["REVISION"])
 
 
 def check(folder: Path, stack: str | None, platform: str | None) -> int:

@@ -366,6 +366,7 @@ def measure(source: Path) -> Measured:
         name=source.name,
         run=plan.run.run,
         is_module=plan.run.workload.kind == "module",
+        has_collection=not plan.run.gc_freeze,
         gpus=", ".join(sorted({gpu[:12] for allocation in allocations for gpu in allocation.gpus})),
         boots=", ".join(sorted({boot[:8] for allocation in allocations for boot in allocation.boots})),
         step_ms=round(step_ms, 2),

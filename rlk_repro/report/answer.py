@@ -117,9 +117,9 @@ def describe_answer(view: View) -> str:
         return f"Result: {describe_speedups(analysis.operators)}."
     if effect is None or effect.ratio is None:
         return f"Result: nothing was compared. {_first(analysis)}"
-    if word is VerdictWord.NOT_COMPARABLE:
-        return f"Result: the variants are not comparable. {_first(analysis)}"
     what, subject = find_words(analysis.workload).takes, analysis.switch or "RL-Kernel"
+    if word is VerdictWord.NOT_COMPARABLE:
+        return f"Result: with {subject}, enabled is not comparable with baseline: {_find_reason(analysis)}."
     if view.context.own_work:
         subject += " and rlk-repro's own pass over the logits"
     machines = describe_machines(view)
@@ -148,11 +148,15 @@ def _name_slow_steps(analysis: Analysis, effect: Effect) -> str:
 
 
 def _first(analysis: Analysis) -> str:
+    reason = _find_reason(analysis)
+    return f"{reason[:1].upper()}{reason[1:]}."
+
+
+def _find_reason(analysis: Analysis) -> str:
     text = analysis.verdict.headline.removeprefix("exploratory: ")
     for known in (f"with {analysis.switch}, ", f"{analysis.verdict.word}: "):
         text = text.removeprefix(known)
-    reason = text.split("; ")[0]
-    return f"{reason[:1].upper()}{reason[1:]}."
+    return text.split("; ")[0]
 
 
 def _find_side(analysis: Analysis, effect: Effect) -> str:

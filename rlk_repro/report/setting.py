@@ -11,6 +11,8 @@ from rlk_repro.operators import COMPILED_LOGP, HAS_BATCH_INVARIANT_LOGP, TITLES,
 from rlk_repro.plan import Plan
 from rlk_repro.spec.values import BASELINE, Model
 from rlk_repro.spec.vime import VimeWorkload
+from rlk_repro.spec.workloads import ModuleWorkload
+from rlk_repro.submit.authored import PROFILE
 from rlk_repro.workloads import WORKLOADS, find_words
 
 Workload = Mapping[str, Any]
@@ -35,7 +37,8 @@ FROZEN: Final = (
 )
 NO_COLLECTION: Final = "The run shows nothing about the time of Python's garbage collection after every step"
 NO_ENTROPY: Final = "The run shows nothing about vime with its entropy metric"
-ONLY_R3: Final = "This result only compares vime + R3 with vime + R3 + RL-Kernel"
+NO_R3: Final = "The run shows nothing about routing replay"
+AND: Final = ", and nothing about"
 _WITH_OWN_PASS: Final = frozenset({"ratio_kl", COMPILED_LOGP})
 
 
@@ -78,22 +81,26 @@ def find_own_work(plan: Plan) -> tuple[str, ...]:
 def find_limits(plan: Plan) -> tuple[str, ...]:
     """Return what a result does not show: the author's own words, and what follows from the settings.
 
-    Run files of earlier versions say the latter themselves; such a sentence is left out where a flag contradicts it.
+    Run files of earlier versions say the latter themselves; where a flag contradicts such a sentence, it is left out up
+    to what else it says.
     """
     run, workload = plan.run, plan.run.workload
-    is_vime = isinstance(workload, VimeWorkload)
+    without_entropy = isinstance(workload, ModuleWorkload | VimeWorkload) and not run.entropy_metric
     has_r3 = isinstance(workload, VimeWorkload) and workload.grpo.use_rollout_routing_replay
     rows = (
-        (run.gc_freeze, NO_COLLECTION, "because both variants run without this collection"),
-        (is_vime and not run.entropy_metric, NO_ENTROPY, "because neither variant computes this metric"),
-        (has_r3, ONLY_R3, "because R3 is vime's own; kernels of experts and routers are not part of the comparison"),
+        (run.gc_freeze, NO_COLLECTION, ", because both variants run without this collection"),
+        (without_entropy, NO_ENTROPY, ", because neither variant computes this metric"),
+        (has_r3, NO_R3, " (R3), which both variants use, or about kernels of experts and routers"),
     )
     own = list(run.may_not_claim)
     for holds, start, rest in rows:
-        if not holds:
-            own = [text for text in own if not text.startswith(start)]
-        elif not any(text.startswith(start) for text in own):
-            own.append(f"{start}, {rest}")
+        said = [text for text in own if text.startswith(start)]
+        if holds and not said:
+            own.append(start + rest)
+        for text in () if holds else said:
+            _, _, more = text.partition(AND)
+            place = own.index(text)
+            own[place : place + 1] = [f"The run shows nothing about{more}"] if more else []
     return tuple(own)
 
 
@@ -105,7 +112,8 @@ def list_overrides(plan: Plan) -> tuple[str, ...]:
 def _list_changes(plan: Plan) -> Iterator[str]:
     """Yield each value that a flag changed, like ``entropy_metric = false (--set)``."""
     for path in list_overrides(plan):
-        yield f"{path} = {_show(_find(plan.run, path))} ({plan.sources[path].split()[0]})"
+        owner = plan.profile if path.startswith(PROFILE) else plan.run
+        yield f"{path} = {_show(_find(owner, path.removeprefix(PROFILE)))} ({plan.sources[path].split()[0]})"
 
 
 def _find(value: Any, path: str) -> Any:

@@ -14,6 +14,7 @@ from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.store import find_run_dir
+from rlk_repro.spec.files import MAX_SEED
 from rlk_repro.spec.load import (
     Override,
     load_hardware,
@@ -99,9 +100,14 @@ def seed_apart(plan: Plan, number: int) -> Plan:
     """Return the plan with the seeds that follow those of ``number`` submissions before it.
 
     Live pairs with one seed are one pair, so ``combine`` would not judge their rewards; sessions draw their own orders.
+
+    Raises:
+        SpecError: no seeds are left.
     """
     measure = plan.run.measure
     seed = measure.seed + number * len({trial.seed for trial in plan.trials})
+    if seed > MAX_SEED:
+        raise SpecError(Problem("--machines", "leaves no seeds", got=seed, expected=f"seeds up to {MAX_SEED}"))
     run = plan.run.model_copy(update={"measure": measure.model_copy(update={"seed": seed})})
     return replace(plan, run=run, sources={**plan.sources, "measure.seed": "--machines"})
 

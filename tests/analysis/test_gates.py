@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlk_repro.analysis.evidence import plain_gate
-from rlk_repro.analysis.gates import CARRIED, TRAINING, make_gates
+from rlk_repro.analysis.gates import CARRIED, TRAINING, _find_worse_side, make_gates
 from rlk_repro.analysis.sessions import ADJUSTED, Session, compare_sessions, find_slopes, make_session
 from rlk_repro.analysis.verdict import OVERRIDDEN, judge
 from rlk_repro.base.findings import Finding, Level
@@ -21,6 +21,7 @@ from rlk_repro.plan import Trial
 from rlk_repro.rundir.results import Gate, GateStatus, PairStatus, ProofStatus, count_gates
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Measure
+from rlk_repro.statistics.crossover import trimmed_interval
 from rlk_repro.statistics.stats import ENERGY, STEP_TIME, UNADJUSTED
 from tests.support.judged_pairs import (
     MEASURE,
@@ -282,6 +283,25 @@ def test_periods_of_one_step_need_control_blocks_and_no_carry_over(
     assert gates[CARRIED].status is status
     without = make_gates(gather_sessions(measure.model_copy(update={"control_blocks": 0}), sessions))
     assert NOT_PLANNED in {gate.status for gate in without if gate.name == "control_blocks"}
+
+
+# of qwen3-4b-random-unmodified-h200: the stall of 12 % makes the mean positive, the trimmed mean is negative
+STALLED = (-0.0443, 0.0059, -0.0159, 0.1164, -0.0027, 0.0031, 0.0160, -0.0119)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_stalled_block_does_not_hide_the_other_side_of_control_blocks(sign: int) -> None:
+    values = [sign * value for value in STALLED]
+    bounds = trimmed_interval(values, 0.9)
+    assert [_find_worse_side(values, bounds, margin) for margin in (0.01, 0.0132, 0.02)] == [sign, -sign, sign]
+
+
+@given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=12), st.floats(0.001, 0.05))
+def test_what_is_within_the_margin_on_the_judged_side_is_within_it_on_both(values: list[float], margin: float) -> None:
+    bounds = trimmed_interval(values, 0.9)
+    assert bounds is not None
+    judged = bounds.high if _find_worse_side(values, bounds, margin) > 0 else -bounds.low
+    assert (judged <= margin) == (max(bounds.high, -bounds.low) <= margin)
 
 
 def test_older_rules_and_longer_periods_have_no_gate_on_carry_over() -> None:

@@ -257,7 +257,8 @@ def test_package_that_asks_for_another_version_is_named(monkeypatch: pytest.Monk
         for name, asked in (
             ("pandas 1", "numpy>=2.0.2"),
             ("opencv-python-headless 1", "numpy>=2"),
-            ("rl-kernel 0.1.0", "numpy"),
+            ("rl-kernel 0.1.0", "transformers==5"),
+            ("rl-kernel 0.1.0", "torch==2"),
         )
     ]
     said = "\n".join([*lines, "apex 1 requires x, which is not installed."])
@@ -265,7 +266,7 @@ def test_package_that_asks_for_another_version_is_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(proc, "run", lambda *_, **__: done)
     with pytest.raises(CheckFailed) as raised:
         locked.check_requirements()
-    assert raised.value.problems[0].quoted == (lines[0],)
+    assert raised.value.problems[0].quoted == (lines[0], lines[3])
 
 
 def test_nothing_is_installed_without_a_hash() -> None:

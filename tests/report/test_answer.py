@@ -25,8 +25,8 @@ from rlk_repro.report.sections import make_verdict
 from rlk_repro.report.setting import (
     NO_COLLECTION,
     NO_ENTROPY,
+    NO_R3,
     OLD_NORMALISER,
-    ONLY_R3,
     OWN_ENTROPY,
     OWN_NORMALISER,
     describe_setting,
@@ -190,7 +190,8 @@ def test_rlk_repros_own_pass_is_named_where_enabled_uses_it(settings: tuple[str,
     [
         ("qwen3-4b-random", (), [NO_COLLECTION, NO_ENTROPY]),
         ("qwen3-4b-random", ("gc_freeze=false", "entropy_metric=true"), []),
-        ("qwen3-30b-a3b-random-4l", (), [NO_COLLECTION, NO_ENTROPY, ONLY_R3]),
+        ("qwen3-30b-a3b-random-4l", (), [NO_COLLECTION, NO_ENTROPY, NO_R3]),
+        ("module-qwen3-4b", (), [NO_ENTROPY]),
         ("smoke", (), []),
     ],
 )
@@ -199,11 +200,15 @@ def test_what_settings_hide_is_said_once_and_only_where_it_holds(
     run: str, settings: tuple[str, ...], expected: list[str], is_old: bool
 ) -> None:
     plan = plan_for(run, "h200", settings=settings)
-    own = (*plan.run.may_not_claim, *((f"{NO_COLLECTION}, as it was said", f"{NO_ENTROPY}, too") if is_old else ()))
-    plan = dataclasses.replace(plan, run=plan.run.model_copy(update={"may_not_claim": own}))
-    found = [start for text in find_limits(plan) for start in (NO_COLLECTION, NO_ENTROPY, ONLY_R3) if start in text]
-    assert found == expected
-    assert set(plan.run.may_not_claim[: 1 if run == "smoke" else 2]) <= set(find_limits(plan))
+    own = plan.run.may_not_claim
+    if is_old:
+        own = (f"{NO_COLLECTION}, as it was said", f"{NO_ENTROPY}, and nothing about other lengths", *own)
+    found = find_limits(dataclasses.replace(plan, run=plan.run.model_copy(update={"may_not_claim": own})))
+    starts = [start for start in (NO_COLLECTION, NO_ENTROPY, NO_R3) if any(start in text for text in found)]
+    assert starts == expected
+    assert len(found) == len(set(found))
+    assert {*plan.run.may_not_claim} <= {*found}
+    assert not is_old or any(text.endswith("nothing about other lengths") for text in found)
 
 
 def test_timers_with_other_work_inside_are_marked_and_have_no_ratio() -> None:

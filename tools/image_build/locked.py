@@ -9,6 +9,7 @@ functions that extensions here call.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -96,9 +97,11 @@ IMPORTS: Final = (
 
 Ray imports pyarrow, and vime imports pandas, only when a trial runs.
 """
-OVERRIDDEN: Final = ("opencv-python-headless ", "rl-kernel ")
-"""Packages that ask for other versions than the lock has: OpenCV of NumPy (requirements/2026-11-overrides.txt gives the
-reasons), and RL-Kernel of Transformers, which is installed later and which a repeated build finds.
+OVERRIDDEN: Final = re.compile(
+    r"opencv-python-headless \S+ has requirement numpy\b|rl-kernel \S+ has requirement transformers\b"
+)
+"""What two packages ask for beyond the lock: OpenCV (see requirements/2026-11-overrides.txt), and RL-Kernel, which a
+later step installs, so that only a repeated build finds it here.
 """
 
 
@@ -129,7 +132,7 @@ def check_requirements() -> None:
         CheckFailed: the error quotes every such package.
     """
     done = proc.run([sys.executable, "-m", "pip", "check"], timeout_s=TIMEOUT_S)
-    wrong = [line for line in done.stdout.splitlines() if ", but you have " in line and not line.startswith(OVERRIDDEN)]
+    wrong = [line for line in done.stdout.splitlines() if ", but you have " in line and not OVERRIDDEN.match(line)]
     if wrong:
         raise CheckFailed(Problem("packages", "ask for other versions than the installed:", quoted=tuple(wrong)))
 
