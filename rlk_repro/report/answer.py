@@ -45,8 +45,10 @@ MEMORY: Final = {
 }
 OPERATORS_MEASURED: Final = "operators measured"
 TWICE: Final = 2.0
+BESIDE: Final = "host.runs_beside"
 SUSPECTS: Final = {
     "host.other_runs": "another run on this machine",
+    BESIDE: "a run beside it",
     "host.trainer_processes": "processes of another trainer",
     "host.load_average": "a busy host",
     "host.governor": "a CPU governor that saves power",
@@ -244,7 +246,7 @@ def suggest_next(view: View, bundle: str) -> str:
     if word is VerdictWord.NOT_COMPARABLE:
         return f"rlk-repro report {bundle} --summary  # the gates that failed, with their figures"
     if word is VerdictWord.INCONCLUSIVE and (number := _count_deciding(analysis)) is not None:
-        size = f"--set measure.sessions={number}" if analysis.is_crossover else f"--pairs {number}"
+        size = f"--{'sessions' if analysis.is_crossover else 'pairs'} {number}"
         run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
         where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
         rest = "" if view.context.overrides in OF_SIZE else ", with the --set options of this run"
@@ -267,7 +269,7 @@ def list_suspects(view: View) -> str:
     for item in (*analysis.findings, *view.context.findings):
         place = item.where.rpartition(": ")[2]
         known = next((why for part, why in SUSPECTS.items() if place.startswith(part)), None)
-        if known is not None and item.level is not Level.INFO:
+        if known is not None and (item.level is not Level.INFO or place == BESIDE):
             suspects.setdefault(known, shorten(item.found, MAX_FOUND))
     found = [f"{why} ({what})" for why, what in suspects.items()]
     slowed = {trial.folder for trial in analysis.trials if trial.throttled_fraction}

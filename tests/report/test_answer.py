@@ -137,13 +137,15 @@ def test_an_inconclusive_result_names_the_suspects_among_its_findings() -> None:
         Finding(Level.WARNING, "00-p1-baseline: host.other_runs", "no other run", "theirs"),
         Finding(Level.WARNING, "01-p1-enabled: host.other_runs", "no other run", "theirs"),
         Finding(Level.INFO, "host.governor", "performance", "powersave"),
+        Finding(Level.INFO, "01-p1-enabled: host.runs_beside", "a machine of its own", "on other GPUs: hers"),
         Finding(Level.WARNING, "host.load_average", "below 8", "40"),
         Finding(Level.WARNING, "nodes", "1", "2"),
     )
     trials = (replace(analysis.trials[0], throttled_fraction=0.2), *analysis.trials[1:])
     found = replace(analysis, findings=findings, trials=trials)
     assert list_suspects(make_view(found)) == (
-        "another run on this machine (theirs); a busy host (40); GPUs slowed down by heat or power (1 trial)"
+        "another run on this machine (theirs); a run beside it (on other GPUs: hers); a busy host (40); "
+        "GPUs slowed down by heat or power (1 trial)"
     )
     assert list_suspects(make_view(analysis)) == ""
     assert list_suspects(make_view(replace(found, verdict=change(VerdictWord.FASTER, low=0.5, high=0.6).verdict))) == ""
