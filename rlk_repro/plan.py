@@ -32,6 +32,8 @@ SCHEMA: Final = 1
 LIMIT_PER_ESTIMATE: Final = 1.5
 SHORTEST_LIMIT_MIN: Final = 10.0  # the first trial also compiles
 LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
+PROFILE: Final = "profile."
+"""What the paths of a profile's values begin with in ``sources``; those of a run's values have no prefix."""
 _RUN_ID: Final = "run_id"
 
 
@@ -55,7 +57,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The values of a submission; ``sources`` maps the dotted path of a run's value to the file or flag that set it."""
+    """The values of a submission; ``sources`` maps the dotted path of a value to the file or flag that set it."""
 
     run: Run
     stack: Stack

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from rlk_repro.base.units import count
 from rlk_repro.operators import COMPILED_LOGP, HAS_BATCH_INVARIANT_LOGP, TITLES, TRAINER, Platform
-from rlk_repro.plan import Plan
+from rlk_repro.plan import PROFILE, Plan
 from rlk_repro.spec.values import BASELINE, Model
 from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.spec.workloads import ModuleWorkload
-from rlk_repro.submit.authored import PROFILE
 from rlk_repro.workloads import WORKLOADS, find_words
 
 Workload = Mapping[str, Any]

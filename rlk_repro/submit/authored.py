@@ -18,7 +18,7 @@ from rlk_repro.base.files import read_start
 from rlk_repro.base.findings import Finding, Level, diff_values
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.yamlfile import MAX_BYTES
-from rlk_repro.plan import Plan
+from rlk_repro.plan import PROFILE, Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Hardware, Measure, Profile, Run, Stack
 from rlk_repro.spec.choices import DESIGN, FREE_RULES, find_rule_problems
@@ -31,7 +31,6 @@ MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
 OTHER_CONTRACT: Final = Finding(Level.BLOCKING, "engines: contract", "this version's", "another one")
 SETTING: Final = "--set "
-PROFILE: Final = "profile."
 # These keys of ``measure`` say how much is measured, and not how the results are judged.
 UNTOLD: Final = (FREE_RULES - {"seed"}) | {"rules"}
 """Rules of which no change is told; an earlier version of the rules is no change of this run."""

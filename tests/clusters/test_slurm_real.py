@@ -19,6 +19,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.rundir.store import find_run_dir
 from rlk_repro.submit import planning, sending
+from rlk_repro.submit.authored import find_rewritten
 from rlk_repro.submit.sending import Launched
 from tests.conftest import WEIRD_NAMES
 from tests.support.make_run import verify_bundle
@@ -77,8 +78,9 @@ def test_submissions_at_once_run_on_different_nodes(call, site: Site) -> None:
         launched = Launched(run_dir=run_dir, submission=Submission.from_json(load_json(run_dir.submission)))
         assert Run(site=site, launched=launched).wait_for_end().state is JobState.DONE
     assert {node.path.name for run_dir in run_dirs for node in run_dir.node_dirs()} == {"node-0", "node-1"}
-    seeds = [{trial.seed for trial in Plan.load(run_dir.plan).trials} for run_dir in run_dirs]
-    assert not set.intersection(*seeds)
+    plans = [Plan.load(run_dir.plan) for run_dir in run_dirs]
+    assert not set.intersection(*({trial.seed for trial in plan.trials} for plan in plans))
+    assert [find_rewritten(*found) for found in zip(plans, run_dirs, strict=True)] == [[], []]
 
 
 @pytest.mark.real
