@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -38,6 +39,10 @@ USUAL_ARMS: Final = (RL_KERNEL, TRAINER)
 MODULE_RUN: Final = ("module-qwen3-4b", 151936, 9216)
 """The run that measures constants, with the vocabulary and the tokens of its file."""
 MOST_ERROR: Final = 0.1
+OF_STEP_TIME: Final = (
+    *("hardware", "baseline", "has_entropy", "tensor_parallel", "vocab_size", "microbatch", "tokens", "passes"),
+)
+"""Of steps that differ in one of these, one's time says nothing about another's."""
 """A whole step tells what its parts miss if its saving has a standard error of at most this fraction."""
 MAX_ARGUMENT_BYTES: Final = 1 << 22
 PASSES: Final = ("perf/log_probs_time", "perf/ref_log_probs_time")
@@ -213,11 +218,11 @@ def predict_plan(plan: Plan, measured: Sequence[Measured], step_ms: float | None
         raise CheckFailed(Problem(plan.run.run, "has no whole step", expected="a run of vime"))
     told = "as given"
     shape = shape_of(plan)
+    is_alike = attrgetter(*OF_STEP_TIME)
     known = [
         row.step_ms
         for row in measured
-        if (row.run, row.hardware, row.baseline) == (plan.run.run, shape.hardware, shape.baseline)
-        and (row.has_entropy, row.has_collection) == (shape.has_entropy, not plan.run.gc_freeze)
+        if (row.run, row.has_collection) == (plan.run.run, not plan.run.gc_freeze) and is_alike(row) == is_alike(shape)
     ]
     if step_ms is None and known:
         step_ms, told = percentile(known, 50), f"the median of {count(len(known), 'bundle')} of this run"
@@ -238,7 +243,8 @@ def predict(
     whole = [row for row in measured if not row.is_module]
     factors = _find_factors(whole, constants, shape.arms)
     factors = factors if len(factors) > 1 else _find_factors(whole, constants, USUAL_ARMS)
-    known = [row for row in whole if row.error_ms <= MOST_ERROR * row.saved_ms]
+    # the parts do not depend on what the whole step happened to save
+    known = [row for row in whole if row.error_ms <= MOST_ERROR * abs(row.parts_ms)]
     ratios = [mean([row.saved_ms / row.parts_ms for row in host]) for host in _group_hosts(known)]
     cards = sorted({row.hardware.upper() for row in known})
     served = sorted({TITLES.get(row.implementation, row.implementation) for row in known})
@@ -253,7 +259,7 @@ def predict(
         parts.append(Part(name=name, saved_ms=ms, ps_per_logit=ps, factor=factor))
     ratio = mean(ratios)
     saved = ratio * sum(part.saved_ms for part in parts)
-    low, high = saved * (1 - half), saved * (1 + half)
+    low, high = saved - abs(saved) * half, saved + abs(saved) * half
     return Prediction(
         shape=shape,
         saved_ms=saved,

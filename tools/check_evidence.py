@@ -21,6 +21,7 @@ REWORDED: Final = {
     "module-qwen3-4b-sessions-entropy-h200.tgz",
     "module-qwen3-4b-sessions-h200.tgz",
     "module-qwen3-4b-tp2-h200.tgz",
+    "qwen3-4b-random-against-compile-h200.tgz",
     "qwen3-4b-random-gc-freeze-h200.tgz",
     "qwen3-4b-random-h200.tgz",
 }

@@ -53,8 +53,6 @@ GIVEN_TO_BOTH: Final = {"module": "both variants compute on the same random batc
 ONE_POLICY: Final = "both variants of a session train one policy; only measure.design: parallel compares this metric"
 LENIENT_FIRST: Final = (GateStatus.PASSED, GateStatus.UNDECIDED, GateStatus.FAILED)
 
-FindInterval = Callable[[Sequence[float], float], Interval | None]
-
 
 def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
     gates = [*make_measured_gates(evidence), _manifests_gate(evidence)]
@@ -161,17 +159,19 @@ def _judge_mean(
     *,
     show: Callable[[float], float] = to_ratio,
     is_two_sided: bool = False,
-    find_interval: FindInterval = t_interval,
 ) -> Gate:
     """Compare the mean degradation with the margin; ``show`` turns a degradation into what the gate shows.
 
+    The values are of scored sessions or pairs, but of ``control_blocks`` each is one block's.
     Of a metric of which neither more nor less is better, the worse side is judged, so both are within the margin.
     """
-    alpha = evidence.measure.alpha
+    alpha, is_of_blocks = evidence.measure.alpha, name == CONTROL_BLOCKS
+    find_interval = trimmed_interval if is_of_blocks else t_interval
     sign = _find_worse_side(values, find_interval(values, 1 - 2 * alpha), margin) if is_two_sided else 1
     degradations = [sign * value for value in values]
     num_tests = 2 * NUM_MEASURED_GATES if is_two_sided else NUM_MEASURED_GATES
-    unit, n, num_scored = evidence.unit, len(degradations), len(evidence.scored)
+    n = len(degradations)
+    unit, num_scored = ("control block", n) if is_of_blocks else (evidence.unit, len(evidence.scored))
     passing = find_interval(degradations, 1 - 2 * alpha)
     # Bonferroni: alpha is divided by the number of tests, so that any gate fails by chance in at most alpha of runs.
     failing = find_interval(degradations, 1 - 2 * alpha / num_tests)
@@ -303,10 +303,7 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
         detail = f"{len(values)} control blocks found in all sessions, {MIN_BLOCKS} are needed"
         return plain_gate(CONTROL_BLOCKS, GateStatus.UNDECIDED, detail, len(values))
     what = "trimmed mean ratio B / A of the baseline's periods"
-    margin = _find_session_margin(evidence)
-    return _judge_mean(
-        evidence, CONTROL_BLOCKS, values, margin, what, is_two_sided=True, find_interval=trimmed_interval
-    )
+    return _judge_mean(evidence, CONTROL_BLOCKS, values, _find_session_margin(evidence), what, is_two_sided=True)
 
 
 def _carry_over_gate(evidence: Evidence) -> Gate:
@@ -339,6 +336,7 @@ def _training_gate(evidence: Evidence) -> Gate:
         rows.append((missing, GateStatus.UNDECIDED, few))
         stuck = f"training did not move: {what} are {how} in {name_some(still)}"
         rows.append((still, GateStatus.FAILED, stuck))
+    rows.sort(key=lambda row: row[1] is not GateStatus.FAILED)
     rows.append((not n, GateStatus.UNDECIDED, f"no scored {evidence.unit}"))
     moved = "rewards differ between steps, and gradients are not zero"
     return _choose(TRAINING, n, *rows, (True, GateStatus.PASSED, moved))
@@ -353,13 +351,17 @@ def _find_session_margin(evidence: Evidence) -> float:
 
 def _units_gate(evidence: Evidence) -> Gate:
     planned, n = evidence.num_planned, len(evidence.scored)
+    if evidence.is_crossover:  # a session without a count of tokens has no adjusted effect
+        n = len(list_log_ratios(evidence.scored, STEP_TIME))
     detail = f"{n} of {count(planned, f'planned {evidence.unit}')} scored"
     too_many = planned - n > evidence.measure.max_dropped_fraction * planned
     status = GateStatus.UNDECIDED if too_many or not n else GateStatus.PASSED
     if too_many:
         detail += f", at most {100 * evidence.measure.max_dropped_fraction:g} % may be lost"
     controls = 0 if evidence.is_crossover else evidence.measure.control_pairs
-    if controls - len(evidence.controls) > evidence.measure.max_dropped_fraction * controls:
+    comparing = {pair.pair for pair in evidence.comparisons}  # a control pair too, where enabled fell back
+    num_controls = sum(pair.pair not in comparing for pair in evidence.controls)
+    if controls - num_controls > evidence.measure.max_dropped_fraction * controls:
         status = GateStatus.UNDECIDED
-        detail += f"; {len(evidence.controls)} of {count(controls, 'planned control pair')} scored"
+        detail += f"; {num_controls} of {count(controls, 'planned control pair')} scored"
     return plain_gate(SESSIONS if evidence.is_crossover else PAIRS, status, detail, n)

@@ -35,6 +35,8 @@ def summarise_shadows(session: str, ops: OpsLog, num_serving: int = 1) -> Iterat
         errors += [f"rank {number} has no comparison" for number in sorted(serving - compared)]
         if len(compared) < num_serving:
             errors.append(f"compared on fewer than {num_serving} ranks")
+        if not errors and None in [*(gap.max_abs for gap in gaps), *shares]:
+            errors.append("a difference is not finite")
         if not errors and not all(record.calls for _, record in found):
             errors.append("no operator of the enabled variant was called in the comparison")
         yield ShadowResult(
@@ -63,9 +65,7 @@ def _list_serving(ops: OpsLog) -> set[int]:
 
 
 def _worst(values: Iterable[float | None]) -> float | None:
-    found = list(values)
-    known = [value for value in found if value is not None]
-    return max(known) if known and len(known) == len(found) else None
+    return max((value for value in values if value is not None), default=None)
 
 
 def judge_shadows(evidence: Evidence) -> Gate:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rlk_repro.analysis.allocations import Allocation, list_allocations, number_hosts
 from rlk_repro.analysis.evidence import Evidence
-from rlk_repro.analysis.gates import make_pooled_gates
+from rlk_repro.analysis.gates import ACTIVE, MANIFESTS, make_pooled_gates
 from rlk_repro.analysis.verdict import show_gate
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import CheckFailed, Problem
@@ -45,6 +45,8 @@ from rlk_repro.statistics.stats import (
 LEAST: Final = 3
 """Machines that a claim about a kind of GPU needs; from so many hosts on, the host is the unit."""
 CONFIDENCE: Final = 0.95
+NEEDED: Final = frozenset({ACTIVE, MANIFESTS})
+"""Gates that say whether the named implementation ran, and in equal software."""
 MAY_DIFFER: Final = FREE_RULES | {"time_limit_min", "stack", "stack_on"}
 """What tells nothing about a machine, beside texts and other hardware: a stack's name, for example, because the commits
 that really ran are compared."""
@@ -134,6 +136,8 @@ def combine(sources: Sequence[Path]) -> Combined:
         read[bundle_id] = plan, analysis
         differences += _require_same(source, next(iter(read.values()))[0], plan)
         cautions += [f"exploratory: {rule_changes}"] if plan.is_exploratory else []
+        unproved = [gate.name for gate in analysis.gates if gate.name in NEEDED and gate.status is GateStatus.UNDECIDED]
+        cautions += [f"{source.name}: undecided gates: {', '.join(unproved)}"] if unproved else []
         for item in allocations:
             pairs, saved = list(_list_pairs(analysis, item)), list_saved(analysis, item.pairs)
             seen.append(_Seen(allocation=item, bundle=bundle_id[:12], pairs=pairs, saved=saved))
@@ -277,6 +281,8 @@ def _conclude(analysis: Analysis, machines: tuple[Machine, ...]) -> Combined:
                     if machine.functions_saved_s is not None)  # fmt: skip
     intervals = t_interval(values, CONFIDENCE), prediction_interval(values, CONFIDENCE)
     whole, ahead = intervals if len(values) >= LEAST else (None, None)
+    if not is_by_host:  # machines of one host are alike, so they tell little about another host
+        ahead = None
     return Combined(
         run=analysis.run,
         hardware=analysis.hardware,
@@ -325,18 +331,23 @@ def summarise(combined: Combined) -> Iterator[str]:
     yield from combined.cautions
     where = f"{count(combined.num_machines, combined.gpu)} on {count(combined.num_hosts, 'host')}"
     saved = f"{_less(combined.ratio)} less time"
-    if combined.low is None or combined.high is None or combined.next_low is None or combined.next_high is None:
-        yield f"{saved} on {where}; a claim about this kind of GPU needs {LEAST} machines"
+    if combined.low is None or combined.high is None:
+        yield f"{saved} on {where}; a claim about this kind of GPU needs {LEAST} hosts"
     else:
         yield f"{saved} (95 % interval {_less(combined.high)} to {_less(combined.low)}) on {where}"
-        ahead = f"{_less(combined.next_high)} to {_less(combined.next_low)} from one more {combined.unit} of this kind"
-        yield f"expect {ahead}; {combined.unit}s differ by {combined.spread_pct:.2g} % (standard deviation)"
+        yield f"{_describe_next(combined)}; {combined.unit}s differ by {combined.spread_pct:.2g} % (standard deviation)"
     if combined.functions_saved_s is not None:
         yield f"in these steps, {describe_saved(combined.functions_saved_s)}"
     if combined.gates:
         yield f"all pairs together: {count_gates(combined.gates)}"
     if combined.differences:
         yield f"the plans also differ in what measures nothing: {count(len(combined.differences), 'value')} (--json)"
+
+
+def _describe_next(combined: Combined) -> str:
+    if combined.next_low is None or combined.next_high is None:
+        return f"the interval is of these machines alone; what to expect of another one takes {LEAST} hosts"
+    return f"expect {_less(combined.next_high)} to {_less(combined.next_low)} from one more host of this kind"
 
 
 def _less(ratio: float) -> str:
@@ -350,10 +361,13 @@ def measure(source: Path) -> Measured:
 
     def average(*metrics: str) -> tuple[float, float]:
         """Return the time in baseline and the time saved, in ms."""
-        found = [metric for pair in counted for metric in map(pair.metric, metrics) if metric is not None]
-        before = sum(metric.first or 0.0 for metric in found)
-        after = sum(metric.second or 0.0 for metric in found)
-        return before * 1000 / len(counted), (before - after) * 1000 / len(counted)
+        rows = [[metric for metric in map(pair.metric, metrics) if metric is not None] for pair in counted]
+        whole = [row for row in rows if len(row) == len(metrics) and all(item.first and item.second for item in row)]
+        if not whole:
+            raise CheckFailed(Problem(str(source), f"lacks {' and '.join(metrics)}", expected="a timed run of vime"))
+        before = mean([sum(item.first or 0.0 for item in row) for row in whole])
+        after = mean([sum(item.second or 0.0 for item in row) for row in whole])
+        return before * 1000, (before - after) * 1000
 
     shape, effect = shape_of(plan), analysis.effect(STEP_TIME)
     if effect is None or effect.ratio is None or effect.low is None or effect.high is None:
@@ -373,6 +387,6 @@ def measure(source: Path) -> Measured:
         saved_ms=round(step_ms * (1 - effect.ratio), 2),
         error_ms=round(half_ms / t_quantile(effect.confidence, effect.n - 1), 3),
         n=effect.n,
-        no_grad_ps=round(average(NO_GRAD)[1] / shape.logits / shape.passes * PS_PER_MS, 3),
+        no_grad_ps=round(average(NO_GRAD)[1] / shape.logits / shape.passes * PS_PER_MS, 3) if shape.passes else 0.0,
         loss_ps=round(average(*LOSS)[1] / shape.logits * PS_PER_MS, 3),
     )

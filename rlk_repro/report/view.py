@@ -139,8 +139,9 @@ class View:
         return sorted(found, key=lambda item: (places[measured_metric(item.metric)], item.metric not in places))
 
     def mean(self, metric: str, variant: str) -> float | None:
-        """Return the mean over a variant's trials in scored pairs; None if no such trial has the metric."""
+        """Return the mean over a variant's trials in pairs that count, or, where none does, in scored pairs."""
         scored = [pair for pair in self.analysis.pairs if pair.status is PairStatus.SCORED]
+        scored = [pair for pair in scored if pair.is_counted] or scored
         names = {name for pair in scored for name in (pair.first, pair.second)}
         trials = [trial for trial in self.analysis.trials if trial.variant == variant and trial.name in names]
         summaries = [summary for trial in trials if (summary := trial.summary(metric)) is not None]

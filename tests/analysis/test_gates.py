@@ -30,6 +30,7 @@ from tests.support.judged_pairs import (
     change,
     gather_sessions,
     judge_pairs,
+    make_controls,
     make_pair,
     make_pairs,
     make_whole,
@@ -211,6 +212,15 @@ def test_more_than_a_fifth_of_the_pairs_lost_is_undecided(num_planned: int, num_
     assert (gate.status, gate.detail) == (status, f"{10 - num_lost} of {num_planned} planned pairs scored{more}")
 
 
+def test_a_comparison_that_fell_back_stands_in_for_no_lost_control_pair() -> None:
+    measure = MEASURE.model_copy(update={"pairs": 8, "control_pairs": 4})
+    pairs, controls = make_pairs(*[1.0] * 8), make_controls(*[1.0] * 4)
+    fallen = [change(pair, is_control=True, control_reason="enabled fell back everywhere") for pair in pairs[:1]]
+    lost = [change(pair, status=PairStatus.DROPPED, reason="lost") for pair in controls[:1]]
+    gate = find_gate("pairs", [*fallen, *pairs[1:], *lost, *controls[1:]], measure=measure)
+    assert (gate.status, gate.detail.partition("; ")[2]) == (UNDECIDED, "3 of 4 planned control pairs scored")
+
+
 # The rules that a plan has since version 2, each against the rule before.
 
 RULES = Measure(**{**MEASURE.model_dump(), "rules": 2})
@@ -224,6 +234,7 @@ MOVING = {"raw_reward": (0.4, 0.5, 0.6), "grad_norm": (1.0, 0.0, 2.0)}
         ({**MOVING, "raw_reward": (0.5, 0.5, 0.5)}, "vime", FAILED, "rewards are the same"),
         ({**MOVING, "grad_norm": (0.0, 1.0, 0.0)}, "vime", FAILED, "gradients are zero"),
         ({"raw_reward": (0.4, 0.5, 0.6)}, "vime", UNDECIDED, "gradients in p1-baseline"),
+        ({"raw_reward": (0.5,), "grad_norm": (0.0, 1.0, 0.0)}, "vime", FAILED, "gradients are zero"),
         ({}, "module", NOT_APPLICABLE, "updates no weights"),
     ],
 )
@@ -302,6 +313,31 @@ def test_what_is_within_the_margin_on_the_judged_side_is_within_it_on_both(value
     assert bounds is not None
     judged = bounds.high if _find_worse_side(values, bounds, margin) > 0 else -bounds.low
     assert (judged <= margin) == (max(bounds.high, -bounds.low) <= margin)
+
+
+def test_control_blocks_are_counted_as_blocks() -> None:
+    """The plan has four sessions of two control blocks; one block is lost."""
+    measure, sessions = make_sessions()
+    evidence = gather_sessions(measure, sessions)
+    first = next(block for block in evidence.blocks if block.is_control)
+    lost = replace(first, log_ratio=None, reason="lost")
+    blocks = [lost if block is first else block for block in evidence.blocks]
+    gate = next(item for item in make_gates(replace(evidence, blocks=blocks)) if item.name == "control_blocks")
+    assert (gate.status, gate.n) == (PASSED, 7)
+    noisy = [replace(block, log_ratio=0.05 * (-1) ** place) for place, block in enumerate(blocks)]
+    gate = next(item for item in make_gates(replace(evidence, blocks=noisy)) if item.name == "control_blocks")
+    assert (gate.status, " control blocks would " in gate.detail) == (UNDECIDED, True)
+
+
+def test_a_live_session_without_tokens_counts_as_lost() -> None:
+    measure, sessions = make_sessions(lane="live", tokens=(1e5, 1.3e5, 0.8e5), power=0.5)
+    evidence = gather_sessions(measure.model_copy(update={"sessions": 4}), sessions, "live")
+    without = [
+        replace(pair, metrics=tuple(item for item in pair.metrics if item.metric != STEP_TIME)) if not place else pair
+        for place, pair in enumerate(evidence.pairs)
+    ]
+    gate = next(item for item in make_gates(replace(evidence, pairs=without)) if item.name == "sessions")
+    assert (gate.status, gate.detail.partition(",")[0]) == (UNDECIDED, "3 of 4 planned sessions scored")
 
 
 def test_older_rules_and_longer_periods_have_no_gate_on_carry_over() -> None:

@@ -318,11 +318,22 @@ def test_three_bundles_of_five_machines_give_the_figures_of_the_audit() -> None:
 def test_stacks_of_other_names_with_the_same_commits_are_one_experiment() -> None:
     two = combine(MODULE[:2])
     assert (two.num_machines, two.low, two.next_high) == (2, None, None)
-    assert "a claim about this kind of GPU needs 3 machines" in next(summarise(two))
+    assert "a claim about this kind of GPU needs 3 hosts" in next(summarise(two))
     found = combine(MODULE)
     ends = [found.ratio, found.high, found.low, found.next_high, found.next_low]
     saved = [round(100 - 100 * value, 2) for value in ends if value]
     assert saved == [83.32, 83.18, 83.46, 83.04, 83.60]
+
+
+def test_machines_of_two_hosts_say_nothing_about_another_host() -> None:
+    found = combine(
+        [bundle for bundle in STEP if "third" in bundle.name or "fourth" in bundle.name or "second" in bundle.name]
+    )
+    assert (found.num_machines, found.num_hosts, found.unit, found.next_low) == (3, 2, "machine", None)
+    assert found.low is not None
+    assert (
+        "the interval is of these machines alone; what to expect of another one takes 3 hosts" in [*summarise(found)][1]
+    )
 
 
 def test_the_headline_of_the_readme_is_what_its_bundles_give() -> None:
