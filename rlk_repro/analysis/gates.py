@@ -346,6 +346,9 @@ def _find_session_margin(evidence: Evidence) -> float:
     """Return the smallest effect of interest, or the distance of the step time's interval from 0 if that is larger."""
     interval = t_interval(list_log_ratios(evidence.scored, STEP_TIME), 1 - evidence.measure.alpha)
     nearest = 0.0 if interval is None else max(0.0, interval.low, -interval.high)
+    noise = evidence.noise.get(STEP_TIME) if evidence.measure.rules > 2 else None
+    if interval is not None and noise is not None:  # sessions that agree by luck must not widen the margin
+        nearest = min(nearest, max(0.0, abs(interval.estimate) - noise.half_width(1 - evidence.measure.alpha)))
     return max(math.log1p(evidence.measure.smallest_effect_pct / 100), nearest)
 
 

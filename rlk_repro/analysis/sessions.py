@@ -42,6 +42,7 @@ from rlk_repro.statistics.stats import (
     MEAN_STEP_TIME,
     STEP_TIME,
     UNADJUSTED,
+    mean,
     pair_metrics,
     stdev,
     summarise,
@@ -296,7 +297,7 @@ def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[
     effects = list_effects(session, slopes)
     for item in pair_metrics(*session.arms):
         if item.metric == MEAN_STEP_TIME:
-            yield item
+            yield _adjust_mean(item, session, slopes) if session.rules > 2 else item
         else:
             found = effects.get(item.metric)
             yield replace(item, log_ratio=hodges_lehmann(found) if found else None)
@@ -306,6 +307,14 @@ def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[
     has_gate = session.rules > 1 and session.schedule.period_steps == 1 and STEP_TIME in session.values
     if has_gate and (carried := find_carry_over(session)) is not None:
         yield _make_metric(CARRY_OVER, carried)
+
+
+def _adjust_mean(item: PairMetric, session: Session, slopes: Mapping[str, float]) -> PairMetric:
+    """Adjust the mean step time for a rollout's tokens, as the effects of blocks are."""
+    if STEP_TIME not in slopes or item.log_ratio is None:
+        return item
+    tokens = session.effects(_TOKENS)
+    return replace(item, log_ratio=item.log_ratio - slopes[STEP_TIME] * mean(tokens) if tokens else None)
 
 
 def list_effects(session: Session, slopes: Mapping[str, float]) -> dict[str, list[float]]:

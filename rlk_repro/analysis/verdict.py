@@ -189,6 +189,8 @@ def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
     wider = widen(effect, evidence.noise.get(metric))
     if wider is None or effect.low is None or effect.high is None:
         return effect
+    if evidence.measure.rules > 2:  # a wider interval has no smaller p
+        wider = replace(wider, p_t=max(effect.p_t or 0.0, wider.p_t or 0.0))
     alone = format_number(100 * (math.sqrt(effect.high / effect.low) - 1), 2)
     note = f"the noise of blocks sets the interval; the sessions alone give ± {alone} %"
     return replace(wider, note="; ".join(filter(None, (effect.note, note))))

@@ -47,7 +47,7 @@ LEAST: Final = 3
 CONFIDENCE: Final = 0.95
 NEEDED: Final = frozenset({ACTIVE, MANIFESTS})
 """Gates that say whether the named implementation ran, and in equal software."""
-MAY_DIFFER: Final = FREE_RULES | {"time_limit_min", "stack", "stack_on"}
+MAY_DIFFER: Final = FREE_RULES | {"rules", "time_limit_min", "stack", "stack_on"}
 """What tells nothing about a machine, beside texts and other hardware: a stack's name, for example, because the commits
 that really ran are compared."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rlk_repro.analysis.memory import judge_memory
 from rlk_repro.base.units import find_decimals, format_change, format_interval
@@ -28,8 +30,11 @@ def describe_basis(view: View) -> Facts:
 
 def _describe_speed(view: View) -> Iterator[tuple[str, str]]:
     analysis = view.analysis
-    effect = analysis.effect(view.primary)
-    if seen := describe_sensitivity(analysis, effect and (view.widen(effect) or effect)):
+    effect, noise = analysis.effect(view.primary), view.noise.get(view.primary)
+    if effect is not None and noise is not None and effect.sd_log is not None:
+        # the noise of blocks sets the least spread of sessions, also where it does not set the interval
+        effect = replace(effect, sd_log=max(effect.sd_log, noise.error * math.sqrt(effect.n)))
+    if seen := describe_sensitivity(analysis, effect):
         yield "sensitivity", seen
     yield "memory", judge_memory(analysis).sentence
 

@@ -60,7 +60,7 @@ class Measure(GrowingModel):
         "parallel",
         description="parallel: pairs of trials; crossover: sessions, each of which runs both variants in turn",
     )
-    rules: Literal[1, 2] = Field(
+    rules: Literal[1, 2, 3] = Field(
         1, description="version of the rules that decide intervals and gates; 1: those of runs that lack this key"
     )
     pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="number of pairs of baseline and enabled trials")

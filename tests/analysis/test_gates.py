@@ -21,8 +21,8 @@ from rlk_repro.plan import Trial
 from rlk_repro.rundir.results import Gate, GateStatus, PairStatus, ProofStatus, count_gates
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Measure
-from rlk_repro.statistics.crossover import trimmed_interval
-from rlk_repro.statistics.stats import ENERGY, STEP_TIME, UNADJUSTED
+from rlk_repro.statistics.crossover import BlockNoise, trimmed_interval
+from rlk_repro.statistics.stats import ENERGY, MEAN_STEP_TIME, STEP_TIME, UNADJUSTED, t_p_value
 from tests.support.judged_pairs import (
     MEASURE,
     MadePair,
@@ -313,6 +313,35 @@ def test_what_is_within_the_margin_on_the_judged_side_is_within_it_on_both(value
     assert bounds is not None
     judged = bounds.high if _find_worse_side(values, bounds, margin) > 0 else -bounds.low
     assert (judged <= margin) == (max(bounds.high, -bounds.low) <= margin)
+
+
+@pytest.mark.parametrize("rules", [2, 3])
+def test_sessions_that_agree_by_luck_widen_no_margin(rules: int) -> None:
+    """Sessions scatter less than the noise of blocks says: the interval has its floor, and so has the margin."""
+    measure, sessions = make_sessions(rules=rules)
+    evidence = gather_sessions(measure, sessions)
+    saved = [replace(pair, metrics=tuple(
+        replace(item, log_ratio=-0.03 + 0.004 * (-1) ** place) if item.metric == STEP_TIME else item for item in pair.metrics
+    )) for place, pair in enumerate(evidence.pairs)]  # fmt: skip
+    noise = {STEP_TIME: BlockNoise(error=0.004, df=28)}
+    found = judge(replace(evidence, pairs=saved, noise=noise), is_exploratory=False)
+    gate = next(gate for gate in found.gates if gate.name == "control_blocks")
+    effect = found.effects[0]
+    assert effect.high is not None
+    assert gate.margin is not None
+    assert (abs(math.log(gate.margin)) <= -math.log(effect.high) + 1e-9) == (rules > 2)
+    alone = t_p_value([item for pair in saved for item in [pair.metric(STEP_TIME).log_ratio]])  # type: ignore[union-attr,misc]
+    assert (effect.p_t is not None and alone is not None and effect.p_t >= alone) == (rules > 2)
+
+
+@pytest.mark.parametrize(("rules", "is_adjusted"), [(2, False), (3, True)])
+def test_the_mean_step_time_of_live_sessions_is_adjusted_for_tokens(rules: int, is_adjusted: bool) -> None:
+    """Equal variants, of whose rollouts one has up to 60 % more tokens than the other."""
+    measure, sessions = make_sessions(rules=rules, tokens=(1e5, 1.3e5, 0.8e5), power=0.5, lane="live")
+    found = [pair.metric(MEAN_STEP_TIME) for pair in gather_sessions(measure, sessions, "live").pairs]
+    sizes = [abs(item.log_ratio) for item in found if item is not None and item.log_ratio is not None]
+    assert len(sizes) == len(sessions)
+    assert (max(sizes) < 0.01) == is_adjusted
 
 
 def test_control_blocks_are_counted_as_blocks() -> None:
