@@ -93,8 +93,9 @@ class StepShape(Answer):
 class Measured(StepShape):
     """What a bundle measured: savings in ps per logit (of one pass, and of the loss), and those of the step in ms.
 
-    ``error_ms`` is the standard error of ``saved_ms``, of ``n`` sessions or pairs.  ``boots`` are ids of the hosts'
-    boots: bundles that share a host count once, because two GPUs of one host tell little about the next host.
+    ``error_ms`` is the half width of the interval of ``saved_ms`` divided by Student's t of ``n`` sessions or pairs:
+    its standard error, or less where the noise of blocks sets the interval.  ``boots`` are ids of the hosts' boots:
+    bundles that share a host count once, because two GPUs of one host tell little about the next host.
     ``has_collection`` tells whether a step holds vime's garbage collection.
     """
 
