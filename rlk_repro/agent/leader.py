@@ -5,7 +5,6 @@ The run directory is always packed; it is sealed only when every trial has run.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -206,7 +205,8 @@ class Leader:
 
     def _note_other_runs(self, trial: Trial, earlier: tuple[list[str], list[str]]) -> None:
         """Name the other runs that a trial had at its start (``earlier``) or has at its end."""
-        found, beside = (list(dict.fromkeys(seen)) for seen in map(operator.add, earlier, self._find_other_runs()))
+        later = self._find_other_runs()
+        found, beside = (list(dict.fromkeys([*earlier[place], *later[place]])) for place in (0, 1))
         if found:
             where, runs = f"{trial.name}: host.other_runs", f"other runs: {', '.join(found)}"
             self._note([Finding(Level.WARNING, where, "no other run", runs)])
