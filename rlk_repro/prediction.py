@@ -39,11 +39,10 @@ USUAL_ARMS: Final = (RL_KERNEL, TRAINER)
 MODULE_RUN: Final = ("module-qwen3-4b", 151936, 9216)
 """The run that measures constants, with the vocabulary and the tokens of its file."""
 MOST_ERROR: Final = 0.1
-OF_STEP_TIME: Final = (
-    *("hardware", "baseline", "has_entropy", "tensor_parallel", "vocab_size", "microbatch", "tokens", "passes"),
-)
-"""Of steps that differ in one of these, one's time says nothing about another's."""
 """A whole step tells what its parts miss if its saving has a standard error of at most this fraction."""
+OF_STEP_TIME: Final = ("hardware", "baseline", "has_entropy", "tensor_parallel", "vocab_size", "microbatch", "tokens",
+                       "passes")  # fmt: skip
+"""Of steps that differ in one of these, one's time says nothing about another's."""
 MAX_ARGUMENT_BYTES: Final = 1 << 22
 PASSES: Final = ("perf/log_probs_time", "perf/ref_log_probs_time")
 FIRST_STEPS: Final = 2
