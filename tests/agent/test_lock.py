@@ -178,7 +178,8 @@ def test_a_requeued_job_takes_over_from_its_orphan_and_mixes_nothing(agents: Age
 @pytest.mark.real
 def test_an_orphan_that_completes_the_run_leaves_nothing_to_do(agents: Agents) -> None:
     run_dir = agents.run_dir
-    with make_lock(run_dir, "a", "9.0"):
+    with make_lock(run_dir, "a", "9.0") as orphan:
+        orphan._is_ending = True  # the claim would end this process, if a loaded machine gives the lock time to see it
         successor = agents.start("b", "9.1", "begin", "end")
         wait_until(lambda: (state := read_state(run_dir)) is not None and "allocation 9.0" in state.message)
         run_dir.checksums.write_text("sealed\n")
