@@ -82,6 +82,11 @@ class Evidence:
         return [pair for pair in self.pairs if not pair.is_control or pair.second in enabled]
 
     @property
+    def fallen_back(self) -> list[PairResult]:
+        """The comparisons whose enabled trial used the trainer's own functions: they count as control pairs."""
+        return [pair for pair in self.comparisons if pair.status is PairStatus.SCORED and pair.is_control]
+
+    @property
     def num_planned(self) -> int:
         planned = self.measure.sessions if self.is_crossover else self.measure.pairs
         return max(planned, len(self.comparisons)) if self.comparisons else 0

@@ -362,8 +362,7 @@ def _units_gate(evidence: Evidence) -> Gate:
     if too_many:
         detail += f", at most {100 * evidence.measure.max_dropped_fraction:g} % may be lost"
     controls = 0 if evidence.is_crossover else evidence.measure.control_pairs
-    comparing = {pair.pair for pair in evidence.comparisons}  # a control pair too, where enabled fell back
-    num_controls = sum(pair.pair not in comparing for pair in evidence.controls)
+    num_controls = len(evidence.controls) - len(evidence.fallen_back)
     if controls - num_controls > evidence.measure.max_dropped_fraction * controls:
         status = GateStatus.UNDECIDED
         detail += f"; {num_controls} of {count(controls, 'planned control pair')} scored"

@@ -106,12 +106,12 @@ class _Case:
         return next((effect for effect in self.effects if effect.metric == MEAN_STEP_TIME), None)
 
     @property
-    def fallen_back(self) -> list[PairResult]:
-        return [pair for pair in self.comparisons_that_are(PairStatus.SCORED) if pair.is_control]
-
-    @property
     def never_ran(self) -> bool:
-        return bool(self.fallen_back) and not self.evidence.scored and not self.comparisons_that_are(PairStatus.VOID)
+        return (
+            bool(self.evidence.fallen_back)
+            and not self.evidence.scored
+            and not self.comparisons_that_are(PairStatus.VOID)
+        )
 
 
 def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
@@ -226,7 +226,7 @@ def _headline(case: _Case, word: VerdictWord) -> str:
     if not case.evidence.comparisons:
         return f"no {case.unit} was planned to compare the variants: {_show_noise(case)}"
     if case.never_ran:
-        fallen = f"{len(case.fallen_back)} of {case.num_planned}"
+        fallen = f"{len(case.evidence.fallen_back)} of {case.num_planned}"
         enabled = case.evidence.title.partition(" in place of ")[0] or case.evidence.serving
         return f"enabled never ran {enabled}: it fell back in {fallen}; {_show_noise(case)}"
     if word is VerdictWord.NOT_COMPARABLE:
@@ -330,8 +330,8 @@ def _name_lost(case: _Case) -> str:
         if lost := case.comparisons_that_are(status):
             names = name_some(f"{pair.pair} ({pair.reason})" for pair in lost)
             text += f"; {len(lost)} of {planned} {status}: {names}"
-    if case.fallen_back and not case.never_ran:
-        text += f"; {len(case.fallen_back)} of {planned} fell back"
+    if case.evidence.fallen_back and not case.never_ran:
+        text += f"; {len(case.evidence.fallen_back)} of {planned} fell back"
     return text
 
 
@@ -375,8 +375,8 @@ def _reasons_from_trials(case: _Case) -> Iterator[str]:
     for status in (PairStatus.DROPPED, PairStatus.VOID):
         for pair in case.comparisons_that_are(status):
             yield f"{case.unit} {pair.pair} {status}: {pair.reason}"
-    for reason in dict.fromkeys(pair.control_reason for pair in case.fallen_back):
-        names = name_some((pair.pair for pair in case.fallen_back if pair.control_reason == reason), limit=12)
+    for reason in dict.fromkeys(pair.control_reason for pair in case.evidence.fallen_back):
+        names = name_some((pair.pair for pair in case.evidence.fallen_back if pair.control_reason == reason), limit=12)
         yield f"counted as control {case.unit}s: {names}: {reason}"
     for name in case.evidence.scored_trials:
         share = case.evidence.trials[name].throttled_fraction or 0.0

@@ -131,8 +131,7 @@ def require_clean(commit: str | None = None) -> None:
             Problem("this checkout", "has changed files, but an image's record names only the commit",
                     got=changed.splitlines()[0].strip(), hint="commit the files, or git stash")
         )  # fmt: skip
-    now = commit and _git("rev-parse", "HEAD")
-    if now != commit:
+    if commit is not None and (now := _git("rev-parse", "HEAD")) != commit:
         raise CheckFailed(Problem("this checkout", "moved to another commit during the build", got=now,
                                   expected=commit, hint="run the same command again: it continues"))  # fmt: skip
 

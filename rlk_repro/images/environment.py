@@ -55,7 +55,6 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
         if done.get(step) == key:
             say(f"{step}: done already")
             continue
-        require_clean(environ["REVISION"])
         words = COMPILING.get(step, "running")
         # each build step runs modules of this checkout, because the image's record names this checkout's commit
         argv = [str(_python(folder)), "-m", "tools.image_build", step]
@@ -64,7 +63,7 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
         if step in KEPT:
             done[step] = key
             write_json(folder / "steps.json", done)
-    require_clean(environ["REVISION"])
+        require_clean(environ["REVISION"])
 
 
 def check(folder: Path, stack: str | None, platform: str | None) -> int:

@@ -279,10 +279,9 @@ def _conclude(analysis: Analysis, machines: tuple[Machine, ...]) -> Combined:
     values = average((unit, math.log(machine.ratio)) for unit, machine in zip(units, machines, strict=True))
     saved = average((unit, machine.functions_saved_s) for unit, machine in zip(units, machines, strict=True)
                     if machine.functions_saved_s is not None)  # fmt: skip
-    intervals = t_interval(values, CONFIDENCE), prediction_interval(values, CONFIDENCE)
-    whole, ahead = intervals if len(values) >= LEAST else (None, None)
-    if not is_by_host:  # machines of one host are alike, so they tell little about another host
-        ahead = None
+    whole = t_interval(values, CONFIDENCE) if len(values) >= LEAST else None
+    # machines of one host are alike, so they tell little about another host
+    ahead = prediction_interval(values, CONFIDENCE) if is_by_host else None
     return Combined(
         run=analysis.run,
         hardware=analysis.hardware,

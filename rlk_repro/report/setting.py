@@ -93,14 +93,18 @@ def find_limits(plan: Plan) -> tuple[str, ...]:
     )
     own = list(run.may_not_claim)
     for holds, start, rest in rows:
-        said = [text for text in own if text.startswith(start)]
-        if holds and not said:
+        is_said = any(text.startswith(start) for text in own)
+        if holds and not is_said:
             own.append(start + rest)
-        for text in () if holds else said:
-            _, _, more = text.partition(AND)
-            place = own.index(text)
-            own[place : place + 1] = [f"The run shows nothing about{more}"] if more else []
-    return tuple(own)
+        elif is_said and not holds:
+            own = [_leave_out(text) if text.startswith(start) else text for text in own]
+    return tuple(filter(None, own))
+
+
+def _leave_out(text: str) -> str:
+    """Return what a sentence says after its first part, or an empty text."""
+    _, _, more = text.partition(AND)
+    return f"The run shows nothing about{more}" if more else ""
 
 
 def list_overrides(plan: Plan) -> tuple[str, ...]:

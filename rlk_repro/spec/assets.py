@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from rlk_repro.spec.values import Commit, Count, Digest, Model, Name, Positive, Text
+from rlk_repro.spec.values import Commit, Count, Digest, Model, Name, Positive, Seed, Text
 
 HubName: TypeAlias = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=120)
@@ -34,7 +34,7 @@ class RandomWeights(Model):
 
     kind: Literal["random"]
     architecture: Architecture
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1234
+    seed: Seed = 1234
     initializer_range: Positive = Field(0.02, description="standard deviation of the weights")
 
 
@@ -64,7 +64,7 @@ class ArithmeticData(Model):
     kind: Literal["arithmetic"]
     num_prompts: Count = 4096
     max_operand: Count = 9
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1234
+    seed: Seed = 1234
 
 
 class HubData(Model):

@@ -24,13 +24,13 @@ from rlk_repro.spec.values import (
     PathProblem,
     Positive,
     Schema,
+    Seed,
     Text,
     Word,
 )
 from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.spec.workloads import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
 
-MAX_SEED: Final = 2**31 - 1
 MAX_STEPS: Final = 20_000
 """Limit for the steps of all trials together: an analysis holds about forty numbers for each step."""
 
@@ -67,7 +67,7 @@ class Measure(GrowingModel):
     control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="number of pairs of two baseline trials")
     warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(2, description="unscored rollouts at the start")
     scored_steps: Annotated[int, Field(ge=1, le=10**5)] = Field(10, description="rollouts scored per trial")
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = Field(1234, description="pair or session i uses this seed plus i")
+    seed: Seed = Field(1234, description="pair or session i uses this seed plus i")
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     smallest_effect_pct: Positive = Field(1.0, description="smallest change of step time that matters, in percent")
     replay_margin_pct: Positive | None = Field(

@@ -17,6 +17,8 @@ Word: TypeAlias = Annotated[str, Field(pattern=rf"^[^-{UNSEEN}][^{UNSEEN}]*$", m
 """Text of one line that no program can mistake for an option."""
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", max_length=40)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
+MAX_SEED: Final = 2**31 - 1
+Seed: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Minutes: TypeAlias = Annotated[float, Field(gt=0, le=10**5)]
 NonNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e12)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e12)]

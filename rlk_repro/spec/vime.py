@@ -23,6 +23,7 @@ from rlk_repro.spec.values import (
     PathProblem,
     PinName,
     Positive,
+    Seed,
     Text,
     Word,
 )
@@ -150,7 +151,7 @@ class VimeWorkload(AnyWorkload):
         None,
         description="stored rollouts for lanes fixed-rollout and train-only; default: the run stores its own",
     )
-    rollouts_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+    rollouts_seed: Seed | None = Field(
         None, description="seed from which prepare makes rollouts of random tokens at full length, without an engine"
     )
     rollouts_growth: Count | None = Field(

@@ -14,7 +14,6 @@ from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import PROFILE, Plan, make_plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.store import find_run_dir
-from rlk_repro.spec.files import MAX_SEED
 from rlk_repro.spec.load import (
     Override,
     load_hardware,
@@ -22,6 +21,7 @@ from rlk_repro.spec.load import (
     load_stack,
     parse_overrides,
 )
+from rlk_repro.spec.values import MAX_SEED
 from rlk_repro.submit.sending import Launched, load_submission, poll, require_own
 from rlk_repro.submit.site import Request as Request  # noqa: PLC0414  (planning.Request is what callers write)
 from rlk_repro.submit.site import choose_hardware, find_site
