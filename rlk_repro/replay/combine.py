@@ -6,6 +6,7 @@ Sessions repeat a measurement on one machine.  Only several machines say somethi
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,7 +129,8 @@ def combine(sources: Sequence[Path]) -> Combined:
     for source in sources:
         bundle_id, plan, analysis, allocations, rule_changes = _read(source)
         if analysis.verdict.word in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}:
-            refused.append(Problem(str(source), "compares no step times", got=analysis.verdict.word.value))
+            refused.append(Problem(str(source), "compares no step times", got=analysis.verdict.word.value,
+                                   hint=f"rlk-repro report {shlex.quote(str(source))} --summary says why"))  # fmt: skip
             if not _is_judged_again(plan, analysis):
                 raise CheckFailed(*refused)
         if bundle_id in read:

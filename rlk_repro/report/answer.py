@@ -61,8 +61,6 @@ MAX_FOUND: Final = 80
 POWER_QUANTILE: Final = NormalDist().inv_cdf(0.9)
 MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""
-OF_SIZE: Final = ((), ("measure.pairs",), ("measure.sessions",))
-"""Overrides that a proposed run of another size replaces: none, or the size alone."""
 
 
 def describe_baseline(view: View) -> str:
@@ -249,8 +247,8 @@ def suggest_next(view: View, bundle: str) -> str:
         size = f"--{'sessions' if analysis.is_crossover else 'pairs'} {number}"
         run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
         where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
-        rest = "" if view.context.overrides in OF_SIZE else ", with the --set options of this run"
-        return f"rlk-repro submit --run {run} {where} {size}  # a new run{rest}; this run stays as it is"
+        command = " ".join(("rlk-repro submit --run", run, where, size, *view.context.flags))
+        return f"{command}  # a new run; this run stays as it is"
     return f"rlk-repro replay {bundle} --analyze-only"
 
 

@@ -5,6 +5,7 @@ A plan's hashes show only that the plan is consistent with itself.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import BaseModel
 
 from rlk_repro.analysis.checks import has_other_contract
 from rlk_repro.base.errors import BundleUnreadable, SpecError
-from rlk_repro.base.files import read_start
+from rlk_repro.base.files import dump_json_line, read_start
 from rlk_repro.base.findings import Finding, Level, diff_values
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.yamlfile import MAX_BYTES
@@ -31,6 +32,7 @@ MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
 OTHER_CONTRACT: Final = Finding(Level.BLOCKING, "engines: contract", "this version's", "another one")
 SETTING: Final = "--set "
+SIZES: Final = (("measure", "pairs"), ("measure", "sessions"))
 # These keys of ``measure`` say how much is measured, and not how the results are judged.
 UNTOLD: Final = (FREE_RULES - {"seed"}) | {"rules"}
 """Rules of which no change is told; an earlier version of the rules is no change of this run."""
@@ -129,6 +131,15 @@ def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "
     for path, value in _list_left_out(model):
         if (flag := sources.get(prefix + ".".join(path), "")).startswith("--"):
             yield Override(path, value, flag)
+
+
+def list_flags(plan: Plan) -> Iterator[str]:
+    """Yield the flags with which ``submit`` plans this run again, but for its number of pairs or sessions."""
+    for item in list_overrides(plan.run, plan.sources):
+        if item.path not in SIZES:
+            yield shlex.join([SETTING.strip(), f"{'.'.join(item.path)}={dump_json_line(item.value)}"])
+    if plan.is_exploratory:
+        yield "--exploratory"
 
 
 def _list_left_out(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
