@@ -61,6 +61,7 @@ MAX_FOUND: Final = 80
 POWER_QUANTILE: Final = NormalDist().inv_cdf(0.9)
 MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""
+MAX_FLAGS_LEN: Final = 400
 
 
 def describe_baseline(view: View) -> str:
@@ -244,12 +245,21 @@ def suggest_next(view: View, bundle: str) -> str:
     if word is VerdictWord.NOT_COMPARABLE:
         return f"rlk-repro report {bundle} --summary  # the gates that failed, with their figures"
     if word is VerdictWord.INCONCLUSIVE and (number := _count_deciding(analysis)) is not None:
-        size = f"--{'sessions' if analysis.is_crossover else 'pairs'} {number}"
-        run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
-        where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
-        command = " ".join(("rlk-repro submit --run", run, where, size, *view.context.flags))
-        return f"{command}  # a new run; this run stays as it is"
+        return _propose(view, number, bundle)
     return f"rlk-repro replay {bundle} --analyze-only"
+
+
+def _propose(view: View, number: int, bundle: str) -> str:
+    """Return the command of a run like this one with so many pairs or sessions, or a replay where no flags plan it."""
+    analysis, flags = view.analysis, view.context.flags
+    if flags is None or sum(map(len, flags)) > MAX_FLAGS_LEN:
+        enough = count(number, analysis.unit)
+        return f"rlk-repro replay {bundle}  # this run with its own settings; {enough} would decide"
+    size = f"--{'sessions' if analysis.is_crossover else 'pairs'} {number}"
+    run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
+    where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
+    command = " ".join(("rlk-repro submit --run", run, where, size, *flags))
+    return f"{command}  # a new run; this run stays as it is"
 
 
 def did_not_run(analysis: Analysis) -> bool:

@@ -107,16 +107,12 @@ def _leave_out(text: str) -> str:
     return f"The run shows nothing about{more}" if more else ""
 
 
-def list_overrides(plan: Plan) -> tuple[str, ...]:
-    """Return the paths of the values that a flag changed, such as ``entropy_metric``."""
-    return tuple(path for path, source in sorted(plan.sources.items()) if source.startswith("--"))
-
-
 def _list_changes(plan: Plan) -> Iterator[str]:
     """Yield each value that a flag changed, like ``entropy_metric = false (--set)``."""
-    for path in list_overrides(plan):
-        owner = plan.profile if path.startswith(PROFILE) else plan.run
-        yield f"{path} = {_show(_find(owner, path.removeprefix(PROFILE)))} ({plan.sources[path].split()[0]})"
+    for path, source in sorted(plan.sources.items()):
+        if source.startswith("--"):
+            owner = plan.profile if path.startswith(PROFILE) else plan.run
+            yield f"{path} = {_show(_find(owner, path.removeprefix(PROFILE)))} ({source.split()[0]})"
 
 
 def _find(value: Any, path: str) -> Any:

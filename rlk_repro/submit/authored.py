@@ -5,6 +5,7 @@ A plan's hashes show only that the plan is consistent with itself.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from pydantic import BaseModel
 
 from rlk_repro.analysis.checks import has_other_contract
 from rlk_repro.base.errors import BundleUnreadable, SpecError
-from rlk_repro.base.files import dump_json_line, read_start
+from rlk_repro.base.files import read_start
 from rlk_repro.base.findings import Finding, Level, diff_values
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.yamlfile import MAX_BYTES
@@ -32,6 +33,7 @@ MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
 OTHER_CONTRACT: Final = Finding(Level.BLOCKING, "engines: contract", "this version's", "another one")
 SETTING: Final = "--set "
+COMPUTED: Final = ("workload", "lane", "entropy_metric", "gc_freeze", "rl_kernel", "switch")
 SIZES: Final = (("measure", "pairs"), ("measure", "sessions"))
 # These keys of ``measure`` say how much is measured, and not how the results are judged.
 UNTOLD: Final = (FREE_RULES - {"seed"}) | {"rules"}
@@ -134,12 +136,34 @@ def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "
 
 
 def list_flags(plan: Plan) -> Iterator[str]:
-    """Yield the flags with which ``submit`` plans this run again, but for its number of pairs or sessions."""
+    """Yield the flags that a plan adds to its run's file, but for the number of pairs or sessions and for its site."""
     for item in list_overrides(plan.run, plan.sources):
         if item.path not in SIZES:
-            yield shlex.join([SETTING.strip(), f"{'.'.join(item.path)}={dump_json_line(item.value)}"])
+            yield shlex.join([SETTING.strip(), f"{'.'.join(item.path)}={json.dumps(item.value, ensure_ascii=False)}"])
     if plan.is_exploratory:
         yield "--exploratory"
+
+
+def is_shipped_otherwise(plan: Plan) -> bool:
+    """Whether rlk-repro ships a run of this name that, with the plan's flags, computes something else."""
+    name, hardware = plan.run.run, plan.hardware.hardware
+    if name not in list_names(run_folders()):
+        return False
+    try:
+        shipped = load_run(name, list(list_overrides(plan.run, plan.sources))).model
+    except SpecError:
+        return True
+    return _list_computed(plan.run, hardware) != _list_computed(shipped, hardware)
+
+
+def _list_computed(run: Run, hardware: str) -> dict[str, Any]:
+    """Return the values that decide what a run computes; all others are texts, estimates or rules of measurement."""
+    values = dump_model(run)
+    found = {key: values.get(key) for key in COMPUTED}
+    found["layout"] = values["layouts"].get(hardware)
+    if "placements" in found["workload"]:
+        found["workload"] = {**found["workload"], "placements": found["workload"]["placements"].get(hardware)}
+    return found
 
 
 def _list_left_out(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

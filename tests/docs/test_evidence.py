@@ -195,6 +195,24 @@ def test_what_the_functions_save_within_whole_steps() -> None:
     assert less(read_sealed(AGAINST[1])) == "0.72 % less time (-0.90 to 2.31 %)"
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (STEPS, "differ by at most {}, and gradients at the logits by at most {} of the largest gradient."),
+        (["qwen3-4b-random-five-h200"], "differ by at most {}, and gradients at the logits differ by at most {} of"),
+        ([GLM], "In shadow steps, log-probs differ by at most {}, and gradients at the logits by at most {} of"),
+        (
+            [f"module-qwen3-4b-{name}-h200" for name in ("027c809", "027c809-second", "027c809-third", "compile")],
+            "differ by at most {}, and gradients by {} of the largest; torch.compile differs from vime by as much.",
+        ),
+    ],
+)
+def test_how_far_shadow_steps_differ(names: list[str], words: str) -> None:
+    shadows = [item for name in names for item in read_sealed(name).shadows]
+    ends = (max(getattr(item, key) for item in shadows) for key in ("log_prob_max", "gradient_share"))
+    assert words.format(*(f"{end:.1e}".replace("e-0", "e-") for end in ends)) in " ".join(PAGE.split())
+
+
 def test_the_readme_repeats_figures_of_the_page() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     page = " ".join(PAGE.split())

@@ -112,13 +112,17 @@ def test_memory_is_not_judged_where_a_gate_is_undecided_or_a_trial_ran_out_of_me
 
 
 def test_a_larger_run_is_proposed_only_where_it_decides_the_speed() -> None:
-    def propose(analysis: Analysis, **changes: float) -> str:
+    def propose(analysis: Analysis, *flags: str, **changes: float) -> str:
         effects = tuple(replace(item, **changes) for item in analysis.effects)  # type: ignore[arg-type]
-        context = Context(flags=("--set entropy_metric=true",))
+        context = Context(flags=flags or None)
         return suggest_next(make_view(replace(analysis, effects=effects), context), "b.tgz")
 
     open_one = change(VerdictWord.INCONCLUSIVE, low=1.0, high=1.2)
-    assert " --pairs 6 --set entropy_metric=true  # " in propose(open_one, ratio=1.5, n=2, sd_log=0.05)
+    flag = "--set entropy_metric=true"
+    assert f" --pairs 6 {flag}  # " in propose(open_one, flag, ratio=1.5, n=2, sd_log=0.05)
+    for flags in ((), (401 * "x",)):
+        command = "rlk-repro replay b.tgz  # this run with its own settings; 6 pairs would decide"
+        assert propose(open_one, *flags, ratio=1.5, n=2, sd_log=0.05) == command
     decided = change(VerdictWord.INCONCLUSIVE, low=0.90, high=0.92)
     assert propose(decided, sd_log=0.01) == "rlk-repro replay b.tgz --analyze-only"
 

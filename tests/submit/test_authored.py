@@ -22,7 +22,13 @@ from rlk_repro.replay.steps import prepare, reanalyse
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Margins, Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
-from rlk_repro.submit.authored import describe_rule_changes, find_rewritten, list_flags, list_overrides
+from rlk_repro.submit.authored import (
+    describe_rule_changes,
+    find_rewritten,
+    is_shipped_otherwise,
+    list_flags,
+    list_overrides,
+)
 from rlk_repro.submit.stage import AuthorFiles, stage
 from tests.security.hostile import edit
 from tests.support.make_run import Recipe, finish_run, make_run
@@ -141,6 +147,7 @@ def submit(
         ("layouts={h200: {gpus_per_node: 1}}", "expected_trial_minutes={h200: 1}"),
         ("layouts.h200={gpus_per_node: 1}", "expected_trial_minutes={}"),
         ("measure={pairs: 3, scored_steps: 4}",),
+        ('purpose="It is \U0001f600, `x` and $(x)"', "measure.pairs=9"),
         ("measure.margins={raw_reward: 0.5}", "measure.margins.peak_memory_ratio=1.5"),
     ],
 )
@@ -152,6 +159,8 @@ def test_an_honest_plan_is_what_its_files_and_flags_give(tmp_path: Path, setting
     again = parse_overrides([flag for flag in flags if "=" in flag] + [f"measure.pairs={plan.run.measure.pairs}"])
     assert load_run("smoke", again).model == plan.run
     assert flags.count("--exploratory") == plan.is_exploratory
+    assert not is_shipped_otherwise(plan)
+    assert is_shipped_otherwise(dataclasses.replace(plan, run=plan.run.model_copy(update={"gc_freeze": True})))
 
 
 def test_later_keys_are_recorded_and_a_design_without_a_recorded_flag_is_the_submitters_choice(tmp_path: Path) -> None:
