@@ -33,7 +33,7 @@ MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
 OTHER_CONTRACT: Final = Finding(Level.BLOCKING, "engines: contract", "this version's", "another one")
 SETTING: Final = "--set "
-COMPUTED: Final = ("workload", "lane", "entropy_metric", "gc_freeze", "rl_kernel", "switch")
+COMPUTED: Final = ("lane", "entropy_metric", "gc_freeze", "rl_kernel", "switch")
 SIZES: Final = (("measure", "pairs"), ("measure", "sessions"))
 # These keys of ``measure`` say how much is measured, and not how the results are judged.
 UNTOLD: Final = (FREE_RULES - {"seed"}) | {"rules"}
@@ -159,11 +159,11 @@ def is_shipped_otherwise(plan: Plan) -> bool:
 def _list_computed(run: Run, hardware: str) -> dict[str, Any]:
     """Return the values that decide what a run computes; all others are texts, estimates or rules of measurement."""
     values = dump_model(run)
+    workload = values["workload"]
+    if "placements" in workload:
+        workload = {**workload, "placements": workload["placements"].get(hardware)}
     found = {key: values.get(key) for key in COMPUTED}
-    found["layout"] = values["layouts"].get(hardware)
-    if "placements" in found["workload"]:
-        found["workload"] = {**found["workload"], "placements": found["workload"]["placements"].get(hardware)}
-    return found
+    return {**found, "workload": workload, "layout": values["layouts"].get(hardware)}
 
 
 def _list_left_out(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
