@@ -327,8 +327,9 @@ def _require_measured(shape: StepShape, alone: Mapping[Kind, object], measured: 
     for name in ("vocab_size", "microbatch"):
         known = [getattr(row, name) for row in alike]
         if not (1 - EDGE) * min(known) <= getattr(shape, name) <= (1 + EDGE) * max(known):
-            got, expected = f"{getattr(shape, name):,}", f"{min(known):,} to {max(known):,}"
             where, what = f"{shape.hardware}: {name}", "of one GPU was not measured"
+            got = f"{getattr(shape, name):,}"
+            expected = f"{min(known):,} to {max(known):,}, give or take {100 * EDGE:.0f} %"
             raise CheckFailed(Problem(where, what, got=got, expected=expected, hint=hint))
 
 
