@@ -173,11 +173,6 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     return run
 
 
-@pytest.fixture(params=WEIRD_NAMES)
-def weird_name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def rl_kernel_not_imported() -> Iterator[None]:
     """Whatever a test imports: where the module lies is found anew, by the test and after it."""

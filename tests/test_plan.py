@@ -27,7 +27,7 @@ from rlk_repro.operators import (
 )
 from rlk_repro.plan import Plan, make_plan, order_trials
 from rlk_repro.schedule import ORDERS, make_schedule
-from rlk_repro.spec import Hardware, Measure, Preflight
+from rlk_repro.spec import Hardware, Measure, Profile
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.planning import Request, flag_overrides, seed_apart
 from rlk_repro.submit.show import RAN_ON, plan_lines, plan_summary
@@ -129,27 +129,34 @@ def test_a_removed_key_is_refused_in_a_file_and_readable_in_a_plan(tmp_path: Pat
         load_hardware(str(file))
 
 
-@pytest.mark.parametrize(
-    ("key", "preflight"),
-    [
-        ("max_clock_skew_s", {"max_clock_skew_s": 7.0}),
-        ("max_file_latency_ms", {"max_file_latency_ms": 7.0}),
-        ("policy.governor", {"policy": {"governor": "warn"}}),
-    ],
-)
-def test_a_removed_key_of_preflight_is_refused_in_a_profile_and_readable_in_a_plan(
-    tmp_path: Path, key: str, preflight: dict[str, Any]
-) -> None:
-    plan = plan_smoke()
-    settings = Preflight.model_validate(preflight)
-    old = plan.profile.model_copy(update={"preflight": settings})
-    recorded = dataclasses.replace(plan, profile=old)
+OLD_KEYS = {
+    "preflight": {"max_clock_skew_s": 7, "max_file_latency_ms": 7, "policy": {"governor": "warn"}},
+    "kubernetes": {"kind": "rayjob", "ray_version": "2.60.0", "hold_min": 5.0},
+}
+
+
+def test_removed_keys_of_a_profile_are_refused_and_readable_in_a_plan(tmp_path: Path) -> None:
+    profile = {"profile": "old", "cluster": "k8s", **OLD_KEYS}
+    recorded = dataclasses.replace(plan_smoke(), profile=Profile.model_validate(profile))
     assert Plan.from_json(recorded.to_json()) == recorded
     file = tmp_path / "old.yaml"
-    profile = {"profile": "old", "cluster": "local", "preflight": preflight}
-    file.write_text(json.dumps(profile))
-    with pytest.raises(SpecError, match=rf"preflight\.{key}: was removed in version 0\.3"):
+    file.write_text(json.dumps(profile, indent=1))
+    with pytest.raises(SpecError) as caught:
         load_profile(str(file), [])
+    problems = caught.value.problems
+    assert {item.what for item in problems} == {"was removed in version 0.3"}
+    where = [item.where.partition("old.yaml:")[2] for item in problems]
+    assert where == [
+        "5: preflight.max_clock_skew_s",
+        "6: preflight.max_file_latency_ms",
+        "8: preflight.policy.governor",
+        "12: kubernetes.kind",
+        "13: kubernetes.ray_version",
+        "14: kubernetes.hold_min",
+    ]
+    ray = "delete the key: the agents start Ray themselves, in a Job"
+    claim = "delete the key: results are on the claim, results.claim"
+    assert [item.hint for item in problems] == [*["delete the key"] * 3, ray, ray, claim]
 
 
 def test_an_enabled_variant_with_no_eligible_operator_is_refused() -> None:

@@ -29,6 +29,7 @@ from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import FIND_BUNDLE, RunDir
 from rlk_repro.rundir.state import read_state
+from tests.conftest import WEIRD_NAMES
 from tests.support.job_examples import (
     PROFILE,
     QUICK,
@@ -366,6 +367,7 @@ def test_missing_stored_rollouts_are_an_error(tmp_path: Path, actions: list[str]
     assert error["error"].startswith("{run_dir}/rollouts/7")
 
 
+@pytest.mark.parametrize("weird_name", WEIRD_NAMES)
 def test_weird_names_survive_and_execute_nothing(
     tmp_path: Path, weird_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from rlk_repro.base.logwriter import LogWriter
 from rlk_repro.base.secrets import Scrubber, scrub_bytes
 from rlk_repro.base.units import canonical, format_bytes, format_duration, format_percent
 from rlk_repro.base.yamlfile import parse_scalar, parse_yaml
+from tests.conftest import WEIRD_NAMES
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -115,6 +116,7 @@ def python(code: str, *args: str) -> list[str]:
     return [sys.executable, "-c", code, *args]
 
 
+@pytest.mark.parametrize("weird_name", WEIRD_NAMES)
 def test_arguments_arrive_as_they_are(weird_name: str, tmp_path: Path) -> None:
     done = proc.run(python("import sys; sys.stdout.write(sys.argv[1])", weird_name), cwd=tmp_path)
     assert done.stdout == weird_name

@@ -98,10 +98,8 @@ def test_an_answer_has_the_keys_of_the_table(call: Call, line: str) -> None:
 NO_RUNS = "call this in the folder in which you submitted, or set RLK_REPRO_RUNS"
 
 MISTAKES = (
-    ("submit smoek", 2, "did you mean 'smoke'?"),
     ("submit --dry-run", 2, "hint: rlk-repro submit smoke"),
     ("submit xyzzy", 2, "hint: rlk-repro list runs"),
-    ("submit typo.yaml", 2, "did you mean 'warmup_steps'?"),
     ("submit smoke learn", 2, "example: rlk-repro submit qwen3-30b-a3b --cluster slurm --dry-run"),
     ("submit smoke --runn x", 2, "Possible options: --dry-run, --run"),
     ("submit smoke --pairs six", 2, "--pairs: wrong value, got 'six', expected a whole number"),
@@ -109,7 +107,6 @@ MISTAKES = (
     ("submit qwen3-30b-a3b-r3 --hardware cpu --dry-run", 2, "expected one of "),
     ("submit qwen3-30b-a3b", 2, "hint: --hardware a100 --dry-run shows the job for a100"),
     ("submit glm-4.5-air --hardware a100 --dry-run", 2, "rlk-repro runs list names each"),
-    ("submit demo --pairs 3 --dry-run", 2, "expected --sessions, or"),
     ("submit qwen3-30b-a3b --dry-run", 0, "no --hardware given: the plan is shown for h200"),
     ("verify folder", 5, FIND_BUNDLE),
     ("submit smoke --cluster slrum", 2, "did you mean 'slurm'?"),
@@ -121,17 +118,12 @@ MISTAKES = (
     ("submit smoke --stack 2026 --dry-run", 2, "did you mean '2026-07'?"),
     ("submit smoke --lane fast --dry-run", 2, "expected 'live', 'fixed-rollout' or 'train-only'"),
     ("submit smoke --variants baseline,enabeld --dry-run", 2, "did you mean 'enabled'?"),
-    ("submit smoke --set foo --dry-run", 2, "expected for example measure.pairs=8"),
-    ("submit smoke --set measure.par=3 --dry-run", 2, "did you mean 'pairs'?"),
-    ("submit smoke --set measure.smallest_effect_pct=5 --dry-run", 2, "hint: add --exploratory"),
-    ("submit smoke --max-job-time 4h", 2, "expected --cluster slurm"),
     ("submit smoke --machines 3", 2, "hint: run it on each machine, then: rlk-repro combine with their bundles"),
     ("predict", 2, "Missing argument"),
     ("predict one two", 2, "RUN|LOG: name one"),
     ("submit smoke --gpus first", 2, "--gpus: not a list of GPUs, got 'first', expected numbers"),
     ("submit smoke --gpus 0 --cluster slurm", 2, "a scheduler assigns GPUs itself"),
     ("submit --resume 2026", 2, NO_RUNS),
-    ("submit --resume x --pairs 3", 2, "a resumed run keeps its plan"),
     ("status", 2, NO_RUNS),
     ("verify", 2, NO_RUNS),
     ("claims check", 2, "hint: claims was removed in version 0.3; use rlk-repro combine"),
@@ -157,9 +149,6 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "README.md").write_text("# Hello\n")
     (tmp_path / "cut.tgz").write_bytes(Path(OPERATORS).read_bytes()[:5000])
-    (tmp_path / "typo.yaml").write_text(
-        (ROOT / "jobs" / "smoke.yaml").read_text().replace("warmup_steps", "warmup_step")
-    )
     monkeypatch.setenv("PATH", str(tmp_path / "folder"))
     monkeypatch.setenv("COLUMNS", "160")
 

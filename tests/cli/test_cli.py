@@ -42,12 +42,6 @@ def test_an_error_is_two_lines_with_its_code(call) -> None:
     )
 
 
-def test_with_json_an_error_is_one_object(call) -> None:
-    code, _, err = call("submit", "--run", "smoek", "--dry-run", "--json")
-    assert code == 2
-    assert json.loads(err)["exit_code"] == 2
-
-
 def test_a_bug_is_one_line_and_a_crash_file(call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlk_repro.base.resources.list_names", lambda _: 1 / 0)
     code, _, err = call("runs", "list")
@@ -173,8 +167,6 @@ def test_a_run_is_named_with_or_without_a_flag(call) -> None:
     assert call("submit", "--run", "smoke", "--dry-run")[1].splitlines()[0] == out.splitlines()[0]
     code, _, err = call("submit", "smoke", "--run", "learn", "--dry-run")
     assert (code, "--run: names another run than the argument, got 'learn', expected smoke" in err) == (2, True)
-    code, _, err = call("submit", "--dry-run")
-    assert (code, "RUN: missing, expected a file, or one of " in err) == (2, True)
 
 
 def test_a_run_that_ended_without_its_agent_shows_the_end_of_its_output(tmp_path: Path) -> None:

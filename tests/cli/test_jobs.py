@@ -128,4 +128,5 @@ def test_commands_do_not_touch_a_run_of_another_host(call: Call, command: tuple[
     code, out, err = call(*command)
     assert (code, out) == (3, "")
     assert "started on elsewhere, but this machine is " in err
+    assert ("hint: run this command on elsewhere, which" in err) is (command[0] != "submit")
     assert not run_dir.bundle.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import shutil
 import signal
 import sys
@@ -20,7 +19,6 @@ from rlk_repro.clusters import local
 from rlk_repro.clusters.api import Job, JobState, JobStatus, Submission
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.load import load_stack
 from rlk_repro.submit.stage import new_run_dir, stage
 from tests import ROOT
@@ -28,9 +26,6 @@ from tests.conftest import WEIRD_NAMES
 from tests.support.job_examples import QUICK, make_example_plan, make_staged, statuses
 from tests.support.make_run import verify_bundle
 from tests.support.waiting import wait_until
-
-REPOSITORY = ROOT
-SMALL = "workload.model.hidden_size=32"
 
 
 def submit(run_dir: RunDir, *actions: str) -> Submission:
@@ -41,7 +36,7 @@ def submit(run_dir: RunDir, *actions: str) -> Submission:
 
 @pytest.fixture(autouse=True)
 def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.chdir(ROOT)
 
 
 def wait_for_end(submission: Submission, run_dir: RunDir) -> JobState:
@@ -124,25 +119,6 @@ def test_the_agents_last_message_is_the_reason(tmp_path: Path) -> None:
         assert local.poll(submission, run_dir) == JobStatus(state=state, reason="last words")
 
 
-@pytest.mark.real
-@pytest.mark.parametrize(("lane", "num_files"), [("live", 0), ("train-only", 2)])
-def test_the_reference_trainer_runs_from_submission_to_analysis(
-    tmp_path: Path, lane: str, num_files: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    settings = ["measure.pairs=1", "measure.warmup_steps=1", "measure.scored_steps=1", SMALL, f"lane={lane}"]
-    plan, run_dir = make_staged(tmp_path / "run", settings)
-    submission = local.submit(local.render(plan, run_dir), run_dir)
-    assert wait_for_end(submission, run_dir) is JobState.DONE
-    assert local.poll(submission, run_dir).reason == "sealed, 2 of 2 trials ok"
-    analysis = Analysis.from_json(load_json(run_dir.analysis))
-    assert [trial.num_steps_found for trial in analysis.trials] == [2, 2]
-    differences = [trial.summary("train_rollout_logprob_abs_diff") for trial in analysis.trials]
-    assert all(item is not None and item.maximum < 1e-5 for item in differences)
-    assert verify_bundle(run_dir.bundle) == []
-    assert len(list(run_dir.rollouts.glob("*/*.pt"))) == num_files
-
-
 def test_a_later_process_with_the_same_pid_is_not_ours(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     submission = Submission(cluster="local", job_id=f"{os.getpid()}:1", submitted_at="")
@@ -161,20 +137,6 @@ def test_a_copied_directory_leaves_the_originals_agent_alone_and_a_moved_one_kee
     assert local.poll(submission, moved).state is JobState.RUNNING
     assert local.cancel(submission, moved)
     wait_until(lambda: local.poll(submission, moved).state is not JobState.RUNNING)
-
-
-def test_another_host_does_not_guess_and_does_not_touch(tmp_path: Path) -> None:
-    _, run_dir = make_staged(tmp_path / "run")
-    submission = Submission(cluster="local", job_id="1:1", submitted_at="", details={"host": "elsewhere"})
-    reason = f"the run was started on elsewhere, but this machine is {platform.node()}"
-    assert local.poll(submission, run_dir) == JobStatus(state=JobState.UNKNOWN, reason=reason)
-    for ask in (local.cancel, local.collect):
-        with pytest.raises(EnvironmentMissing) as caught:
-            ask(submission, run_dir)
-        assert str(caught.value) == (
-            f"run: {reason}\n  hint: run this command on elsewhere, which knows the run's state"
-        )
-    assert not run_dir.bundle.exists()
 
 
 def test_a_plan_that_needs_containers_or_nodes_is_refused() -> None:

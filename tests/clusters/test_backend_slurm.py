@@ -202,8 +202,6 @@ def test_slurms_states_map_to_job_states(
         ("12|FAILED|NonZeroExitCode|node-0|x",
          "srun: error: node-1: task 1: Killed\nsrun: error: node-0: task 0: Exited with exit code 143\n",
          "Slurm says FAILED, the agent of node-1 ended first (Killed), stopped by SIGTERM"),
-        ("12|FAILED|NonZeroExitCode|node-0|x", "srun: error: node-0: task 0: Exited with exit code 143\n",
-         "Slurm says FAILED, stopped by SIGTERM, which Slurm sends before the time limit"),
     ],
 )  # fmt: skip
 def test_a_lost_node_or_agent_is_named(fake: FakeSlurm, run_dir: RunDir, row: str, output: str, reason: str) -> None:
@@ -304,20 +302,6 @@ def test_a_job_that_the_controller_forgot_is_asked_for_elsewhere(fake: FakeSlurm
     fake.answer("config", "ClusterName             = west\n")
     reason = "the job was sent to cluster test, but this is cluster west"
     assert slurm.poll(SUBMISSION, run_dir) == JobStatus(state=JobState.UNKNOWN, reason=reason)
-
-
-def test_two_hundred_runs_cost_one_question(fake: FakeSlurm, tmp_path: Path) -> None:
-    runs = [RunDir(tmp_path / str(number)) for number in range(200)]
-    items = [
-        (Submission(cluster="slurm", job_id=str(number + 1), submitted_at=""), run) for number, run in enumerate(runs)
-    ]
-    for run in runs[:50]:
-        run.root.mkdir()
-        seal(run)
-    fake.queue(*(f"{number}|RUNNING|None|node-0|x" for number in range(51, 201)))
-    states = [answer.state for answer in slurm.poll_all(items)]
-    assert (states.count(JobState.DONE), states.count(JobState.RUNNING)) == (50, 150)
-    assert [call[0] for call in fake.calls] == ["squeue"]
 
 
 def test_cancel_first_signals_a_running_job_then_ends_it(fake: FakeSlurm, run_dir: RunDir) -> None:

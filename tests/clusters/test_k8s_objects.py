@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +140,6 @@ def refuse(plan: Plan) -> str:
 )
 def test_a_profile_that_cannot_work_is_refused(values: dict[str, Any], words: str) -> None:
     assert words in refuse(with_site(plan_for(settings=num_nodes("h200", 2)), **values))
-
-
-def test_a_plan_of_an_earlier_version_stays_readable(tmp_path: Path) -> None:
-    plan = with_site(plan_for(), kind="rayjob", ray_version="2.60.0", hold_min=5.0, results={"path": "/results"})
-    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
-    assert Plan.load(tmp_path / "plan.json").plan_hash == plan.plan_hash
 
 
 def test_a_pod_needs_an_image() -> None:

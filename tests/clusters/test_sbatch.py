@@ -23,8 +23,6 @@ from rlk_repro.images.stacks import NOT_PUBLISHED
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv, Profile
-from rlk_repro.spec.load import load_profile
-from tests import ROOT
 from tests.support.slurm.examples import (
     HOSTILE,
     IMAGE_DIR,
@@ -383,11 +381,3 @@ def test_requests_that_slurm_cannot_take_are_refused() -> None:
         assert "slurm.extra: sends the job to another cluster" in refusal_of(there)
     for nodes, what in ((["a", "b"], "names more or fewer nodes"), (["n[1-2]"], "is not a node name, got 'n[1-2]'")):
         assert refusal_of(plan, nodes=nodes).startswith(f"--same-nodes: {what}")
-
-
-def test_the_documented_profile_is_valid(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "slurm.md").read_text(), re.DOTALL | re.MULTILINE)
-    path = tmp_path / "my-site.yaml"
-    path.write_text(block)
-    plan = with_site(plan_for(stack="example"), profile=load_profile(str(path), []).model)
-    assert "  --container-workdir=" in render_sbatch(plan, run_dir_of(plan))

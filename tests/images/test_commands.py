@@ -214,23 +214,3 @@ def test_containers_have_no_capability_and_no_way_to_one(runtime: str, hardware:
     script = render_sbatch(site, run_dir_of(site))
     assert "\n  --cap-drop=ALL\n  --security-opt=no-new-privileges\n" in script
     assert ('"--user=$(id -u):$(id -g)"' in script) is (runtime == "docker")
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [("[name=seccomp,profile=builtin]", f"{os.getuid()}:{os.getgid()}"), ("[name=rootless]", "0:0")],
-)
-def test_docker_containers_run_as_the_submitting_user(tmp_path: Path, answer: str, expected: str) -> None:
-    """Under a rootless daemon, root in the container is the submitting user."""
-    plan = plan_for(stack="example")
-    site = with_site(plan, container={"runtime": "docker", "image_dir": IMAGE_DIR})
-    script = render_sbatch(site, run_dir_of(site))
-    begin, end = script.index("identity=("), script.index("# a killed client leaves")
-    (tmp_path / "docker").write_text(f"#!/bin/sh\necho '{answer}'\n")
-    (tmp_path / "docker").chmod(0o755)
-    text = f'set -euo pipefail; allocation=1.0\n{script[begin:end]}\nprintf "%s\\n" "${{runtime[@]}}"'
-    done = subprocess.run(
-        ["bash", "-c", text], check=False, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line.startswith("--user")] == [f"--user={expected}"]

@@ -316,7 +316,6 @@ def test_a_kernel_that_a_profiler_did_not_see_is_a_missing_proof(tmp_path: Path)
     ("platform", "class_name", "forward"),
     [
         ("cuda", "BatchInvariantLogpSM90Op", "void batch_invariant_logp_sm90_kernel<float, 4>"),
-        ("cuda", "TritonBatchInvariantLogpOp", "_batch_invariant_logp_kernel"),
         ("rocm", "TritonBatchInvariantLogpOp", "_batch_invariant_logp_kernel"),
     ],
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.agent.preflight.host import check_prepared
-from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import sha256_bytes
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.resources import profile_folders
@@ -59,17 +58,6 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 def staged(plan: Plan, run_dir: RunDir) -> None:
     stage(plan, INPUTS, run_dir, JOB)
-
-
-def test_a_run_that_is_not_prepared_is_not_sent(run_dir: RunDir) -> None:
-    with pytest.raises(EnvironmentMissing) as caught:
-        staged(make_vime_plan(), run_dir)
-    assert [item.what for item in caught.value.problems] == [
-        "the run's model is not prepared",
-        "the run's data is not prepared",
-    ]
-    assert caught.value.problems[0].hint == INPUTS.prepare_hint
-    assert not run_dir.root.exists()
 
 
 def test_prepared_files_are_recorded_in_the_run_directory_by_content(run_dir: RunDir) -> None:

@@ -36,15 +36,6 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     return analyse(make_run(tmp_path_factory.mktemp("a") / "id", Recipe(speedup=1.1)))
 
 
-def test_identical_losses_and_rewards_are_bitwise(analysis: Analysis) -> None:
-    comparison = compare_analyses(analysis, analysis)
-    assert comparison.level is Match.BITWISE
-    assert comparison.is_ok
-    first = comparison.lines()[0]
-    assert first.startswith("replay level: bitwise (losses and rewards are identical, step by step; step time ratio ")
-    assert "difference +0.00 points" in first
-
-
 @pytest.mark.parametrize(("ratio", "level"), [(0.3, Match.DIFFERENT), (0.985, Match.BITWISE)])
 def test_equal_losses_do_not_prove_times(analysis: Analysis, ratio: float, level: Match) -> None:
     comparison = compare_analyses(measure(analysis, 0.99, 0.002), measure(analysis, ratio, 0.002), margin=0.01)

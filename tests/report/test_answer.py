@@ -241,9 +241,7 @@ def test_timers_with_other_work_inside_are_marked_and_have_no_ratio() -> None:
     ("op", "implementation", "is_rl_kernel", "word"),
     [
         ("logp", "FusedLogpGenericOp", True, "yes"),
-        ("ratio_kl", "TritonRatioKLOp", True, "yes"),
         ("logp", "NativeLogpOp", True, "native"),
-        ("ratio_kl", "NativeRatioKLOp", True, "native"),
         ("logp", "rlk_repro.refengine.core", False, "no"),
         ("an operator of a later version", "SomeOp", True, "yes"),
     ],

@@ -19,7 +19,6 @@ from rlk_repro.agent.preflight.host import (
     check_writable,
     require_room,
 )
-from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.running import find_pinned
 from rlk_repro.probes.gpu_use import GpuUse
@@ -29,14 +28,12 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec import Hardware, Layout, Pin, Preflight, Variant
 from rlk_repro.spec.load import load_hardware
-from tests.agent.preflight.test_checks import situation
 from tests.support.job_examples import (
     PROFILE,
     SETTINGS,
     make_example_plan,
     make_staged,
     make_staged_facts,
-    run_example,
 )
 
 GIB = 1 << 30
@@ -143,16 +140,10 @@ H200S = gpus("NVIDIA H200", 143771)
     [
         ("x86_64", {"count": 8, "driver": "570.86.15", "devices": H200S}, []),
         ("aarch64", {"count": 8, "devices": H200S}, [("host.machine", "x86_64", "aarch64")]),
-        ("x86_64", {"devices": H200S[:4]}, [("gpu.devices", "at least 8 GPUs in the manifest", "4")]),
         (
             "x86_64",
             {"count": Unknown("no driver"), "devices": Unknown("no driver")},
             [("gpu.devices", "at least 8 GPUs in the manifest", "unknown (no driver)")],
-        ),
-        (
-            "x86_64",
-            {"count": 8, "devices": []},
-            [("gpu.devices", "at least 8 GPUs in the manifest", "0")],
         ),
         ("x86_64", {"count": 8}, [("gpu.devices", "at least 8 GPUs in the manifest", "unknown (not recorded)")]),
         ("x86_64", {"count": 8, "driver": "470.1", "devices": H200S}, [("gpu.driver", "525 or newer", "470.1")]),
@@ -177,7 +168,6 @@ def test_another_machine_than_the_plan_names_blocks(
     [
         ("a100", 81920, None, ""),
         ("a100", 81251, None, ""),
-        ("h200", 143771, None, ""),
         ("gb200", 189471, None, ""),
         ("mi300x", 196592, None, ""),
         ("a100", 40960, Level.BLOCKING, "40.0 GiB"),
@@ -205,22 +195,3 @@ def test_waiting_for_idle_gpus_ends_when_they_are_idle_with_the_deadline_or_at_a
     assert wait_until_idle(lambda: answers.pop(0), lambda _: False, 10) == []
     assert wait_until_idle(lambda: busy, lambda _: False, 0) == busy
     assert wait_until_idle(lambda: busy, lambda _: True, 1e9) == busy
-
-
-@pytest.mark.parametrize(
-    ("policy", "code", "level"),
-    [("fail", 3, "blocking"), ("warn", 0, "warning"), ("pass", 0, "info")],
-)
-def test_the_profile_decides_whether_a_finding_stops_the_job(
-    tmp_path: Path, policy: str, code: int, level: str
-) -> None:
-    shared_memory = f"policy: {{shared_memory: {policy}}}, min_free_disk_gib"
-    profile = PROFILE.replace(b"min_free_disk_gib", shared_memory.encode())
-    staged = make_staged(tmp_path / "run", ["measure.pairs=1"], profile=profile, hardware="h200")
-    sections = situation(host={"dev_shm_gib": 0.06}).manifest.sections
-    manifest = Manifest(node="node-0", sections=sections)
-    assert run_example(staged[1], probe_node=lambda _: manifest) == code
-    found = load_json(staged[1].node("node-0").preflight)["findings"]
-    levels = [item["level"] for item in found if item["where"] == "host.dev_shm_gib"]
-    assert levels == [level]
-    assert len(staged[1].trial_dirs()) == (0 if code else 2)
