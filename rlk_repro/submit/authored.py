@@ -85,7 +85,7 @@ def _list_rules(measure: Measure) -> Iterator[tuple[str, Any]]:
 
 def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
     name = run_dir.plan.name
-    if sum(flag.startswith("--") for flag in plan.sources.values()) > MAX_FLAGS:
+    if _has_too_many_flags(plan):
         yield Finding(Level.BLOCKING, f"{name}: sources", f"at most {MAX_FLAGS} values from flags", "more values")
         return
     overrides = [*list_overrides(plan.run, plan.sources), _choose_design(plan)]
@@ -105,6 +105,10 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
                 yield Finding(Level.BLOCKING, item.where, "the file from which the plan was made", item.what)
         else:
             yield from diff_values(f"{name}: {path.stem}", written, dump_model(part), Level.BLOCKING)
+
+
+def _has_too_many_flags(plan: Plan) -> bool:
+    return sum(flag.startswith("--") for flag in plan.sources.values()) > MAX_FLAGS
 
 
 def _choose_design(plan: Plan) -> Override:
@@ -135,17 +139,24 @@ def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "
             yield Override(path, value, flag)
 
 
-def list_flags(plan: Plan) -> Iterator[str]:
-    """Yield the flags that a plan adds to its run's file, but for the number of pairs or sessions and for its site."""
+def find_flags(plan: Plan) -> tuple[str, ...] | None:
+    """Return the flags that a plan adds to its run's file, but for its site and its number of pairs or sessions.
+
+    Return None if rlk-repro ships a run of this name that computes something else with these flags.
+    """
+    if _has_too_many_flags(plan) or _is_shipped_otherwise(plan):
+        return None
+    flags = []
     for item in list_overrides(plan.run, plan.sources):
         if item.path not in SIZES:
-            yield shlex.join([SETTING.strip(), f"{'.'.join(item.path)}={json.dumps(item.value, ensure_ascii=False)}"])
+            value = json.dumps(item.value, ensure_ascii=False)
+            flags.append(shlex.join([SETTING.strip(), f"{'.'.join(item.path)}={value}"]))
     if plan.is_exploratory:
-        yield "--exploratory"
+        flags.append("--exploratory")
+    return tuple(flags)
 
 
-def is_shipped_otherwise(plan: Plan) -> bool:
-    """Whether rlk-repro ships a run of this name that, with the plan's flags, computes something else."""
+def _is_shipped_otherwise(plan: Plan) -> bool:
     name, hardware = plan.run.run, plan.hardware.hardware
     if name not in list_names(run_folders()):
         return False

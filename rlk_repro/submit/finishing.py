@@ -26,7 +26,7 @@ from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus
 from rlk_repro.rundir.state import Progress, read_state
-from rlk_repro.submit.authored import describe_rule_changes, is_shipped_otherwise, list_flags
+from rlk_repro.submit.authored import describe_rule_changes, find_flags
 from rlk_repro.submit.consent import find_shipped_pins
 from rlk_repro.submit.sending import Launched, load_submission, poll
 from rlk_repro.workloads.differences import list_differences, read_differences
@@ -62,7 +62,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
     return Context(
         plan=plan,
         setting=describe_setting(plan),
-        flags=None if is_shipped_otherwise(plan) else tuple(list_flags(plan)),
+        flags=find_flags(plan),
         rule_changes=describe_rule_changes(plan),
         differences=list_differences(plan) if recorded is None else recorded,
         is_as_planned=recorded is None,

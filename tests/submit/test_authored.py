@@ -22,13 +22,7 @@ from rlk_repro.replay.steps import prepare, reanalyse
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Margins, Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
-from rlk_repro.submit.authored import (
-    describe_rule_changes,
-    find_rewritten,
-    is_shipped_otherwise,
-    list_flags,
-    list_overrides,
-)
+from rlk_repro.submit.authored import describe_rule_changes, find_flags, find_rewritten, list_overrides
 from rlk_repro.submit.stage import AuthorFiles, stage
 from tests.security.hostile import edit
 from tests.support.make_run import Recipe, finish_run, make_run
@@ -155,12 +149,13 @@ def test_an_honest_plan_is_what_its_files_and_flags_give(tmp_path: Path, setting
     run_dir = RunDir(tmp_path / "id")
     plan = submit(run_dir, *settings, is_exploratory=True)
     assert find_rewritten(plan, run_dir) == []
-    flags = shlex.split(" ".join(list_flags(plan)))
+    found = find_flags(plan)
+    assert found is not None
+    flags = shlex.split(" ".join(found))
     again = parse_overrides([flag for flag in flags if "=" in flag] + [f"measure.pairs={plan.run.measure.pairs}"])
     assert load_run("smoke", again).model == plan.run
     assert flags.count("--exploratory") == plan.is_exploratory
-    assert not is_shipped_otherwise(plan)
-    assert is_shipped_otherwise(dataclasses.replace(plan, run=plan.run.model_copy(update={"gc_freeze": True})))
+    assert find_flags(dataclasses.replace(plan, run=plan.run.model_copy(update={"gc_freeze": True}))) is None
 
 
 def test_later_keys_are_recorded_and_a_design_without_a_recorded_flag_is_the_submitters_choice(tmp_path: Path) -> None:
