@@ -9,7 +9,7 @@ from statistics import stdev
 
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rlk_repro.analysis.evidence import plain_gate
@@ -141,6 +141,8 @@ def test_a_gate_of_two_sides_without_a_pair_shows_the_lower_margin_as_sealed_bun
 @given(st.lists(st.floats(0.8, 1.25), min_size=6, max_size=6))
 def test_longer_and_shorter_responses_are_judged_alike(ratios: list[float]) -> None:
     longer = find_gate("response_length_mean", with_levels("response_length_mean", *(1500 * x for x in ratios)))
+    ends = [end for end in (longer.low, longer.high) if end is not None]
+    assume(all(abs(end - at) > 1e-9 for end in ends for at in (1.02, 1 / 1.02)))  # at a margin, rounding decides
     shorter = find_gate("response_length_mean", with_levels("response_length_mean", *(1500 / x for x in ratios)))
     assert longer.status is shorter.status
 
