@@ -44,7 +44,7 @@ OF_STEP_TIME: Final = ("hardware", "baseline", "has_entropy", "tensor_parallel",
                        "passes")  # fmt: skip
 """Of steps that differ in one of these, one's time says nothing about another's."""
 EDGE: Final = 0.02
-"""Sizes up to this fraction beyond those measured count as measured: the vocabularies of models differ a little."""
+"""Sizes up to this fraction beyond those measured count as measured: vocabularies differ a little."""
 MAX_ARGUMENT_BYTES: Final = 1 << 22
 PASSES: Final = ("perf/log_probs_time", "perf/ref_log_probs_time")
 FIRST_STEPS: Final = 2

@@ -375,8 +375,9 @@ def _reasons_from_trials(case: _Case) -> Iterator[str]:
     for status in (PairStatus.DROPPED, PairStatus.VOID):
         for pair in case.comparisons_that_are(status):
             yield f"{case.unit} {pair.pair} {status}: {pair.reason}"
-    for reason in dict.fromkeys(pair.control_reason for pair in case.evidence.fallen_back):
-        names = name_some((pair.pair for pair in case.evidence.fallen_back if pair.control_reason == reason), limit=12)
+    fallen_back = case.evidence.fallen_back
+    for reason in dict.fromkeys(pair.control_reason for pair in fallen_back):
+        names = name_some((pair.pair for pair in fallen_back if pair.control_reason == reason), limit=12)
         yield f"counted as control {case.unit}s: {names}: {reason}"
     for name in case.evidence.scored_trials:
         share = case.evidence.trials[name].throttled_fraction or 0.0

@@ -129,8 +129,9 @@ def combine(sources: Sequence[Path]) -> Combined:
     for source in sources:
         bundle_id, plan, analysis, allocations, rule_changes = _read(source)
         if analysis.verdict.word in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}:
-            refused.append(Problem(str(source), "compares no step times", got=analysis.verdict.word.value,
-                                   hint=f"rlk-repro report {shlex.quote(str(source))} --summary says why"))  # fmt: skip
+            hint = f"rlk-repro report {shlex.quote(str(source))} --summary says why"
+            got = analysis.verdict.word.value
+            refused.append(Problem(str(source), "compares no step times", got=got, hint=hint))
             if not _is_judged_again(plan, analysis):
                 raise CheckFailed(*refused)
         if bundle_id in read:

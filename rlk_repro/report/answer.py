@@ -250,7 +250,7 @@ def suggest_next(view: View, bundle: str) -> str:
 
 
 def _propose(view: View, number: int, bundle: str) -> str:
-    """Return the command of a run like this one with so many pairs or sessions, or a replay where no flags plan it."""
+    """Return the command of a larger run like this one, or of a replay where no flags plan one."""
     analysis, flags = view.analysis, view.context.flags
     if flags is None or sum(map(len, flags)) > MAX_FLAGS_LEN:
         enough = count(number, analysis.unit)

@@ -112,7 +112,8 @@ def _list_changes(plan: Plan) -> Iterator[str]:
     for path, source in sorted(plan.sources.items()):
         if source.startswith("--"):
             owner = plan.profile if path.startswith(PROFILE) else plan.run
-            yield f"{path} = {_show(_find(owner, path.removeprefix(PROFILE)))} ({source.split()[0]})"
+            value = _find(owner, path.removeprefix(PROFILE))
+            yield f"{path} = {_show(value)} ({source.split()[0]})"
 
 
 def _find(value: Any, path: str) -> Any:

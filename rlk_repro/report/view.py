@@ -46,7 +46,7 @@ class Context:
         findings: the findings of verify, diff or replay.
         may_claim: what the run definition allows a reader to claim; ``may_not_claim`` is what it forbids.
         setting: the settings in which runs with the same name may differ.
-        flags: the flags with which ``submit`` plans a run like this one of another size; None if no flags do.
+        flags: the flags of ``submit`` that plan a run like this one; None if no flags do.
         rule_changes: how the rules of the run differ from those of the shipped run.
         differences: how the arguments and environments of variants differ: planned if ``is_as_planned``, else recorded.
         plan: the plan of the run, from which the report measures the noise of blocks.

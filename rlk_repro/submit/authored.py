@@ -140,14 +140,17 @@ def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "
 
 
 def find_flags(plan: Plan) -> tuple[str, ...] | None:
-    """Return the flags that a plan adds to its run's file, but for its site and its number of pairs or sessions.
+    """Return the flags that a plan adds to its run's file, without its site and its size.
 
     Return None if rlk-repro ships a run of this name that computes something else with these flags.
     """
-    if _has_too_many_flags(plan) or _is_shipped_otherwise(plan):
+    if _has_too_many_flags(plan):
+        return None
+    overrides = list(list_overrides(plan.run, plan.sources))
+    if _is_shipped_otherwise(plan, overrides):
         return None
     flags = []
-    for item in list_overrides(plan.run, plan.sources):
+    for item in overrides:
         if item.path not in SIZES:
             value = json.dumps(item.value, ensure_ascii=False)
             flags.append(shlex.join([SETTING.strip(), f"{'.'.join(item.path)}={value}"]))
@@ -156,19 +159,19 @@ def find_flags(plan: Plan) -> tuple[str, ...] | None:
     return tuple(flags)
 
 
-def _is_shipped_otherwise(plan: Plan) -> bool:
+def _is_shipped_otherwise(plan: Plan, overrides: list[Override]) -> bool:
     name, hardware = plan.run.run, plan.hardware.hardware
     if name not in list_names(run_folders()):
         return False
     try:
-        shipped = load_run(name, list(list_overrides(plan.run, plan.sources))).model
+        shipped = load_run(name, overrides).model
     except SpecError:
         return True
     return _list_computed(plan.run, hardware) != _list_computed(shipped, hardware)
 
 
 def _list_computed(run: Run, hardware: str) -> dict[str, Any]:
-    """Return the values that decide what a run computes; all others are texts, estimates or rules of measurement."""
+    """Return what decides what a run computes; all else is text, an estimate or a rule of measurement."""
     values = dump_model(run)
     workload = values["workload"]
     if "placements" in workload:
