@@ -31,7 +31,7 @@ from rlk_repro.plan import Trial
 from rlk_repro.probes.telemetry import Current
 from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import TrialDir
-from rlk_repro.rundir.results import TrialStatus
+from rlk_repro.rundir.results import Analysis, PairStatus, TrialStatus
 from rlk_repro.rundir.state import Phase, ProgressWriter
 from rlk_repro.workloads import record_prepared
 from rlk_repro.workloads.environment import resolve_env
@@ -39,6 +39,9 @@ from rlk_repro.workloads.environment import resolve_env
 PREFLIGHT_HINT: Final = "rlk-repro doctor repeats the checks; preflight.policy in the profile makes a check a warning"
 MAX_FAILED_FIRST: Final = 4
 """The run stops when its first 4 trials (each variant twice) fail, because later trials would very likely fail too."""
+MAX_UNSCORED_FIRST: Final = 2
+"""The run stops when none of its first 2 sessions is scored: the others would very likely be as useless."""
+MEMORY_HINT: Final = "the GPU's memory is full: use smaller microbatches, fewer layers or more GPUs"
 
 
 class Leader:
@@ -55,6 +58,7 @@ class Leader:
         self._findings: list[Finding] = []
         self._num_transports: int | None = 0
         self._fall_back: list[Problem] = []
+        self._has_scored = False
         self._steps = Steps(agent, self._journal.record, self._note)
 
     def run(self) -> int:
@@ -224,6 +228,22 @@ class Leader:
                 Problem(last, f"failed, like all of the first {len(ended)} trials",
                         expected="at least one trial that exits with 0", hint=f"read trials/{last}/stdout.log")
             )  # fmt: skip
+        if self._plan.is_crossover and len(ended) >= MAX_UNSCORED_FIRST and not self._has_scored:
+            self._require_a_scored_session(list(ended))
+
+    def _require_a_scored_session(self, ended: list[str]) -> None:
+        pairs = Analysis.from_json(self._agent.parts.analyse(self._run_dir)).pairs
+        self._has_scored = any(pair.status is PairStatus.SCORED for pair in pairs)
+        if self._has_scored:
+            return
+        name = next(trial.pair for trial in self._plan.trials if trial.name == ended[-1])
+        session = next(pair for pair in pairs if pair.pair == name)
+        hint = MEMORY_HINT if session.lacks_memory else f"read trials/{ended[-1]}/stdout.log"
+        what = f"is not scored, like all of the first {len(ended)} sessions"
+        raise CheckFailed(
+            Problem(f"session {name}", what, got=session.reason, expected="at least one that is scored",
+                    hint=hint)
+        )  # fmt: skip
 
     def _run_trial(self, trial: Trial, *, num_left: int) -> None:
         self._progress.begin_trial(trial.name, trial.index, num_left)

@@ -20,6 +20,7 @@ from rlk_repro.logs.ops_lines import Tokens
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import (
+    ALLOCATED_AGAIN,
     BlockResult,
     PairMetric,
     PairResult,
@@ -62,7 +63,7 @@ _COUNTS: Final = {
     "compilations": "compilation",
     _KERNELS: "kernel compilation",
     "recompile_limit_hits": "recompile-limit hit",
-    "allocator_retries": "repeated allocation",
+    "allocator_retries": ALLOCATED_AGAIN,
 }
 
 Values = Mapping[str, Sequence[float | None]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Final
 
@@ -23,6 +24,7 @@ from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word
 from rlk_repro.rundir.microbatch import LARGEST_MICROBATCH, describe_microbatches
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
+from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.statistics.crossover import MIN_SESSIONS
 from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import MEAN_STEP_TIME, STEP_TIME, t_quantile
@@ -44,6 +46,7 @@ MEMORY: Final = {
     MemoryWord.INCONCLUSIVE: "",
 }
 OPERATORS_MEASURED: Final = "operators measured"
+FULL_MEMORY: Final = "The GPU's memory was full"
 TWICE: Final = 2.0
 BESIDE: Final = "host.runs_beside"
 SUSPECTS: Final = {
@@ -117,7 +120,8 @@ def describe_answer(view: View) -> str:
     if word is VerdictWord.NO_COMPARISON:
         return f"Result: {describe_speedups(analysis.operators)}."
     if effect is None or effect.ratio is None:
-        return f"Result: nothing was compared. {_first(analysis)}"
+        full = f" {FULL_MEMORY}." if _had_full_memory(analysis) else ""
+        return f"Result: nothing was compared. {_first(analysis)}{full}"
     what, subject = find_words(analysis.workload).takes, analysis.switch or "RL-Kernel"
     if word is VerdictWord.NOT_COMPARABLE:
         return f"Result: with {subject}, enabled is not comparable with baseline: {_find_reason(analysis)}."
@@ -244,22 +248,47 @@ def suggest_next(view: View, bundle: str) -> str:
         return "rlk-repro doctor  # whether RL-Kernel is installed on this machine"
     if word is VerdictWord.NOT_COMPARABLE:
         return f"rlk-repro report {bundle} --summary  # the gates that failed, with their figures"
-    if word is VerdictWord.INCONCLUSIVE and (number := _count_deciding(analysis)) is not None:
-        return _propose(view, number, bundle)
+    if word is VerdictWord.INCONCLUSIVE and (proposed := _propose(view, bundle)):
+        return proposed
     return f"rlk-repro replay {bundle} --analyze-only"
 
 
-def _propose(view: View, number: int, bundle: str) -> str:
-    """Return the command of a larger run like this one, or of a replay where no flags plan one."""
+def _propose(view: View, bundle: str) -> str:
+    """Return the command of a run that would decide, or of a replay where no flags plan that run."""
     analysis, flags = view.analysis, view.context.flags
+    if _had_full_memory(analysis):
+        return _propose_smaller(view, bundle)
+    number = _count_deciding(analysis)
+    if number is None:
+        return ""
     if flags is None or sum(map(len, flags)) > MAX_FLAGS_LEN:
         enough = count(number, analysis.unit)
         return f"rlk-repro replay {bundle}  # this run with its own settings; {enough} would decide"
+    return f"{_write_submit(analysis, number, flags)}  # a new run; this run stays as it is"
+
+
+def _propose_smaller(view: View, bundle: str) -> str:
+    """Return the command of this run with half the tokens in a microbatch, if flags plan that."""
+    plan, flags, analysis = view.context.plan, view.context.flags, view.analysis
+    if plan is None or flags is None or not isinstance(workload := plan.run.workload, VimeWorkload):
+        return f"rlk-repro report {bundle} --summary  # {FULL_MEMORY}; smaller microbatches need less"
+    hardware = plan.hardware.hardware
+    setting = f"--set workload.placements.{hardware}.max_tokens_per_gpu="
+    half = workload.placements[hardware].max_tokens_per_gpu // 2
+    kept = [flag for flag in flags if not flag.startswith(setting)]
+    command = _write_submit(analysis, analysis.num_pairs_planned, [*kept, f"{setting}{half}"])
+    return f"{command}  # {FULL_MEMORY}; these microbatches have half the size"
+
+
+def _had_full_memory(analysis: Analysis) -> bool:
+    return not analysis.verdict.num_pairs and any(pair.lacks_memory for pair in analysis.pairs)
+
+
+def _write_submit(analysis: Analysis, number: int, flags: Sequence[str]) -> str:
     size = f"--{'sessions' if analysis.is_crossover else 'pairs'} {number}"
     run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
     where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
-    command = " ".join(("rlk-repro submit --run", run, where, size, *flags))
-    return f"{command}  # a new run; this run stays as it is"
+    return " ".join(("rlk-repro submit --run", run, where, size, *flags))
 
 
 def did_not_run(analysis: Analysis) -> bool:

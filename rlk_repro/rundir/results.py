@@ -50,6 +50,10 @@ class PairStatus(StrEnum):
     DROPPED = "dropped"
 
 
+ALLOCATED_AGAIN: Final = "repeated allocation"
+"""In the reason of a block: PyTorch freed memory and allocated again, as the GPU's memory was full."""
+
+
 class GateStatus(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
@@ -188,6 +192,12 @@ class PairResult:
     second: str
     order: str
     metrics: tuple[PairMetric, ...]
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether the GPU's memory was full, which is why the pair or session is not scored."""
+        ended = f": {TrialStatus.OUT_OF_MEMORY}"
+        return ALLOCATED_AGAIN in self.reason or self.reason.endswith(ended)
 
     @property
     def is_counted(self) -> bool:

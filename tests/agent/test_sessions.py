@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from rlk_repro.base.files import load_json
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RolloutDir, RunDir
-from rlk_repro.rundir.results import ProofStatus
+from rlk_repro.rundir.results import PairStatus, ProofStatus
+from rlk_repro.rundir.state import read_state
 from rlk_repro.schedule import make_schedule
 from rlk_repro.workloads import WORKLOADS
 from tests import ROOT, SUPPORT
-from tests.support.job_examples import make_staged, run_example, statuses
+from tests.support.analysis_examples import small
+from tests.support.job_examples import FakeWorkload, make_staged, run_example, statuses
 from tests.support.make_run import verify_bundle
 
 REFERENCE = WORKLOADS["reference"]
@@ -95,6 +98,30 @@ def test_sessions_on_stored_rollouts_are_run_sealed_and_read(tmp_path: Path) -> 
     assert environment["VIME_RL_KERNEL_SCHEDULE"] == make_schedule(plan.run.measure, plan.trials[0].seed).text
     command = load_json(run_dir.trial(NAMES[0]).command)["argv"]
     assert command[-1] == "{run_dir}/.work/rollouts-00-s1-crossover/{rollout_id}.pt"
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        ("no block counts (1 repeated allocation in step 6, which is scored)", "memory is full"),
+        ("no block counts (step 6 has no step time)", "read trials/01-s2-crossover/stdout.log"),
+        ("", ""),
+    ],
+)
+def test_a_run_is_given_up_whose_first_two_sessions_do_not_count(tmp_path: Path, reason: str, hint: str) -> None:
+    _, run_dir = make_staged(tmp_path / "run", (*SESSIONS, "measure.sessions=4", "lane=train-only"))
+    status = PairStatus.VOID if reason else PairStatus.SCORED
+    pair = replace(small().pairs[0], status=status, reason=reason)
+    found = replace(small(), pairs=tuple(replace(pair, pair=f"s{n}") for n in (1, 2, 3, 4))).to_json()
+    assert run_example(run_dir, FakeWorkload(), analyse=lambda _: found) == bool(reason)
+    assert len(statuses(run_dir)) == (2 if reason else 4)
+    assert run_dir.is_sealed is not bool(reason)
+    if reason:
+        state = read_state(run_dir)
+        assert state is not None
+        start = "trials: session s2: is not scored, like all of the first 2 sessions"
+        assert state.message.startswith(f"{start}, got {reason!r}")
+        assert hint in state.message
 
 
 def test_rollouts_are_laid_out_from_another_file_system_too(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def press_tab(call, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rlk-repro submit qwen3-30b-a3b-random-16", ["qwen3-30b-a3b-random-16l"]),
+        ("rlk-repro submit qwen3-30b-a3b-random-1", ["qwen3-30b-a3b-random-12l"]),
         ("rlk-repro submit smoke --hardware h", ["h100", "h200"]),
         ("rlk-repro prepare qwen3-4b --stack vime", ["vime-host", "vime-host-027c809"]),
         ("rlk-repro profile show generic-a", ["generic-a100"]),

@@ -203,7 +203,7 @@ def test_without_torch_the_error_says_where_to_run_it(tmp_path: Path, monkeypatc
         MADE.write(tmp_path)
 
 
-@pytest.mark.parametrize("run", ["qwen3-4b-random", "qwen3-30b-a3b-random-16l"])
+@pytest.mark.parametrize("run", ["qwen3-4b-random", "qwen3-30b-a3b-random-12l"])
 def test_a_run_with_a_seed_stores_nothing_and_trains_on_them(tmp_path: Path, run: str) -> None:
     plan = make_run_plan(run, "h200")
     run_dir = RunDir(tmp_path / "runs" / run / "id")
@@ -215,7 +215,7 @@ def test_a_run_with_a_seed_stores_nothing_and_trains_on_them(tmp_path: Path, run
     made = RandomRollouts.of(plan.run, plan.run.workload)
     assert made is not None
     assert made.num_files == plan.run.measure.num_stored
-    assert bool(made.num_experts) is (run == "qwen3-30b-a3b-random-16l")
+    assert bool(made.num_experts) is (run == "qwen3-30b-a3b-random-12l")
 
 
 def test_prepare_makes_them_and_no_prompts(tmp_path: Path, call: Call) -> None:

@@ -127,6 +127,22 @@ def test_a_larger_run_is_proposed_only_where_it_decides_the_speed() -> None:
     assert propose(decided, sd_log=0.01) == "rlk-repro replay b.tgz --analyze-only"
 
 
+@pytest.mark.parametrize(
+    "reason",
+    ["01-s1-crossover: no block counts (1 repeated allocation in step 6, which is scored)", "01-s1: out of memory"],
+)
+def test_where_memory_was_full_smaller_microbatches_are_proposed(reason: str) -> None:
+    analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
+    pairs = tuple(replace(pair, status=PairStatus.VOID, reason=reason) for pair in analysis.pairs)
+    full = replace(analysis, pairs=pairs, verdict=replace(analysis.verdict, num_pairs=0))
+    plan = plan_for("qwen3-30b-a3b-random-12l", "h200")
+    setting = "--set workload.placements.h200.max_tokens_per_gpu="
+    context = Context(plan=plan, flags=(f"{setting}46080", "--set gc_freeze=false"))
+    found = suggest_next(make_view(full, context), "b.tgz")
+    assert f" --pairs {full.num_pairs_planned} --set gc_freeze=false {setting}23040  # The GPU's memory" in found
+    assert "smaller microbatches need less" in suggest_next(make_view(full, Context()), "b.tgz")
+
+
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_for_an_unsealed_run_no_command_is_advised_that_needs_a_seal(is_folder: bool) -> None:
     context = Context(bundle="x", is_sealed=False, is_folder=is_folder)

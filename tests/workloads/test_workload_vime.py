@@ -55,7 +55,9 @@ def test_every_shipped_plan_can_be(name: str, plan: Plan) -> None:
     command = VIME.trainer_command(plan, plan.trials[0], RUN_DIR)
     assert (command.needs_ray, command.argv.count("rlk_repro.integration.vime.install")) == (True, 1)
     where = [finding.where for finding in VIME.find_warnings(plan)]
-    assert where == (["workload.data.source.revision"] if name.startswith("qwen3-4b.") else [])
+    # Sessions of qwen3-30b-a3b-random-4l ran well, but PyTorch reserved 130 GiB of 140.
+    near = ["memory of a training GPU"] if name.startswith("qwen3-30b-a3b-random-4l.") else []
+    assert where == (["workload.data.source.revision"] if name.startswith("qwen3-4b.") else near)
 
 
 def test_pairs_differ_in_their_seed_alone() -> None:
@@ -277,7 +279,7 @@ def test_parameters_are_counted_as_published(run: str, billions: float) -> None:
 
 @pytest.mark.parametrize(
     ("run", "bytes_per_weight"),
-    [("qwen3-30b-a3b-random-4l", 18), ("qwen3-30b-a3b-random-16l", 18 / 2), ("qwen3-30b-a3b-random", 16 / 4)],
+    [("qwen3-30b-a3b-random-4l", 18), ("qwen3-30b-a3b-random-12l", 18 / 2), ("qwen3-30b-a3b-random", 16 / 4)],
 )
 def test_the_states_of_a_weight_take_18_bytes_and_16_with_the_precision_aware_optimizer(
     run: str, bytes_per_weight: int
@@ -286,6 +288,24 @@ def test_the_states_of_a_weight_take_18_bytes_and_16_with_the_precision_aware_op
     plan = plan_for(run, "h200")
     num_weights = sum(count_parameters(list_runs()[run].model))
     assert estimate_memory(plan).states_gib * 2**30 == pytest.approx(bytes_per_weight * num_weights)
+
+
+@pytest.mark.parametrize(
+    ("run", "settings", "found"),
+    [
+        ("qwen3-30b-a3b-random", (), ""),
+        ("qwen3-30b-a3b-random-12l", (), ""),
+        (
+            "qwen3-30b-a3b-random-12l",
+            ("workload.model.arguments.num-layers=16", "workload.model.arguments.moe-layer-freq='[1]*16'"),
+            "about 131 GiB (weights, gradients, optimizer 89, activations 3, logits 26, fragments 13)",
+        ),
+    ],
+)
+def test_a_run_that_will_fill_the_memory_has_a_warning(run: str, settings: tuple[str, ...], found: str) -> None:
+    plan = plan_for(run, "h200", settings=settings)
+    warnings = [item for item in VIME.find_warnings(plan) if item.where == "memory of a training GPU"]
+    assert [(item.expected, item.found) for item in warnings] == ([("at most 130 GiB", found)] if found else [])
 
 
 def test_rollouts_must_all_be_there_before_vime_starts(tmp_path: Path) -> None:

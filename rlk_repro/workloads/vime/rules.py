@@ -16,7 +16,8 @@ from rlk_repro.workloads.vime.arguments import Files, list_decided
 from rlk_repro.workloads.vime.memory import estimate_memory
 
 _NO_FILES: Final = Files(model=Path(), checkpoint=Path(), prompts=Path(), rollouts="")
-FULL: Final = 0.9
+FULL: Final = 0.93
+"""The part of memory that PyTorch and an engine may fill; NCCL and the driver need the rest."""
 MOST_TOKENS: Final = 10**8  # the largest accepted length of a sequence, far beyond the limit of any model
 
 # A benchmark may not use these flags: they add time to some steps, write checkpoints of hundreds of gigabytes, publish
@@ -276,7 +277,7 @@ def _written(plan: Plan, flag: str) -> Any:
 def _warn_of_memory(plan: Plan) -> Iterator[Finding]:
     estimate, limit = estimate_memory(plan), plan.hardware.gpu_memory_gib
     division = divide(plan)
-    train = estimate.training_gib
+    train = estimate.reserved_gib
     if division.is_colocated and not division.placement.offload and plan.run.lane != "train-only":
         train += division.placement.vllm_gpu_memory_utilization * limit
     if train > FULL * limit and not vime_of(plan).fills_memory:
