@@ -25,6 +25,7 @@ from rlk_repro.rundir.results import Analysis
 from rlk_repro.statistics.stats import t_interval
 from rlk_repro.submit.authored import find_rewritten
 from rlk_repro.submit.finishing import report_context
+from rlk_repro.workloads.vime.memory import estimate_memory
 from tests import ROOT
 
 FOLDER = ROOT / "docs" / "evidence"
@@ -146,6 +147,8 @@ AGAINST = ["qwen3-4b-against-compile-h200", "qwen3-4b-random-against-compile-h20
 COMPILED = "qwen3-4b-random-compile-h200"
 UNMODIFIED = "qwen3-4b-random-unmodified-h200"
 GLM = "glm4-9b-random-h200"
+FULL = "qwen3-30b-a3b-16l-full-h200"
+FOUR_LAYERS = "qwen3-30b-a3b-random-4l-sixteen-h200"
 LOSS = ("module_grpo_loss_forward_s", "module_grpo_loss_backward_s")
 
 
@@ -200,6 +203,7 @@ def test_what_the_functions_save_within_whole_steps() -> None:
     [
         (STEPS, "differ by at most {}, and gradients at the logits by at most {} of the largest gradient."),
         (["qwen3-4b-random-five-h200"], "differ by at most {}, and gradients at the logits differ by at most {} of"),
+        ([FULL], "In the shadow steps log-probs differ by at most {}, and gradients at the logits by at most {}"),
         ([GLM], "In shadow steps, log-probs differ by at most {}, and gradients at the logits by at most {} of"),
         (
             [f"module-qwen3-4b-{name}-h200" for name in ("027c809", "027c809-second", "027c809-third", "compile")],
@@ -211,6 +215,20 @@ def test_how_far_shadow_steps_differ(names: list[str], words: str) -> None:
     shadows = [item for name in names for item in read_sealed(name).shadows]
     ends = (max(getattr(item, key) for item in shadows) for key in ("log_prob_max", "gradient_share"))
     assert words.format(*(f"{end:.1e}".replace("e-0", "e-") for end in ends)) in " ".join(PAGE.split())
+
+
+@pytest.mark.parametrize("name", [STEPS[0], GLM, UNMODIFIED, FULL, FOUR_LAYERS])
+def test_the_estimate_of_memory_is_near_what_pytorch_used_and_reserved(name: str) -> None:
+    plan = load(name)[1].plan
+    assert plan is not None
+    estimate = estimate_memory(plan)
+    with open_verified(FOLDER / f"{name}.tgz") as (run_dir, _):
+        lines = "".join(path.read_text() for path in run_dir.root.glob("trials/*/ops/*.jsonl"))
+    used, reserved = (
+        max(map(int, re.findall(f'"peak_{what}_bytes":([0-9]+)', lines))) / 2**30 for what in ("allocated", "reserved")
+    )
+    assert used == pytest.approx(estimate.training_gib, rel=0.02)
+    assert reserved == pytest.approx(estimate.reserved_gib, abs=4.1)
 
 
 def test_the_readme_repeats_figures_of_the_page() -> None:
