@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ MODULE: Final = "rlk_repro.refengine.random_rollouts"
 # The number of rollouts and these lengths follow from the list of response lengths that the module gets.
 _OF_LENGTHS: Final = frozenset({"num_files", "response_len", "growth"})
 _TIME_LIMIT_S: Final = 3600.0
+_WORTH_PROCESSES: Final = 64 << 20
 _BYTES_PER_TOKEN: Final = 5
 _BYTES_PER_EXPERT: Final = 4
 
@@ -85,6 +87,8 @@ class RandomRollouts:
         sizes = {name: value for name, value in asdict(self).items() if name not in _OF_LENGTHS}
         words = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         lengths = [str(self.find_response_len(rollout)) for rollout in range(self.num_files)]
+        if self.num_bytes > _WORTH_PROCESSES:
+            words += ["--processes", str(min(len(os.sched_getaffinity(0)), self.num_files))]
         command = [sys.executable, "-m", MODULE, str(folder), *words, "--response-lens", *lengths]
         done = proc.run(command, timeout_s=_TIME_LIMIT_S)
         if not done.is_ok:

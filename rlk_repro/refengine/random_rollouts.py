@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import multiprocessing
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +28,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in _SIZES:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--response-lens", type=int, nargs="+", required=True, help="one length for each rollout")
+    parser.add_argument("--processes", type=int, default=1, help="each writes every n-th rollout")
     parser.add_argument("folder", type=Path)
     sizes = parser.parse_args(argv)
-    for number, response_len in enumerate(sizes.response_lens):
-        content = {"rollout_id": number, "samples": list(_list_samples(sizes, number, response_len))}
-        torch.save(content, sizes.folder / f"{number}.pt")
+    if sizes.processes == 1:
+        _write_share(sizes, 0)
+        return
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=_write_share, args=(sizes, n)) for n in range(sizes.processes)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        sys.exit(1)
+
+
+def _write_share(sizes: argparse.Namespace, first: int) -> None:
+    if sizes.processes > 1:
+        torch.set_num_threads(1)
+    for number in range(first, len(sizes.response_lens), sizes.processes):
+        samples = list(_list_samples(sizes, number, sizes.response_lens[number]))
+        torch.save({"rollout_id": number, "samples": samples}, sizes.folder / f"{number}.pt")
 
 
 def _list_samples(sizes: argparse.Namespace, rollout: int, response_len: int) -> Iterator[dict[str, Any]]:

@@ -195,6 +195,18 @@ def test_each_token_goes_to_distinct_experts(here: None, tmp_path: Path) -> None
     assert all(len(set(row)) == 4 and min(row) >= 0 and max(row) < 16 for row in experts.view(-1, 4).tolist())
 
 
+def test_several_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2))
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder, worth in zip(folders, (1 << 30, 0), strict=True):
+        folder.mkdir()
+        monkeypatch.setattr(made_data, "_WORTH_PROCESSES", worth)
+        replace(WITH_EXPERTS, num_files=3).write(folder)
+    one, two = ([(path.name, path.read_bytes()) for path in sorted(folder.iterdir())] for folder in folders)
+    assert one == two
+    assert len(one) == 3
+
+
 def test_without_torch_the_error_says_where_to_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_data, "MODULE", "rlk_repro.no_such_module")
     with pytest.raises(
