@@ -39,8 +39,8 @@ from rlk_repro.workloads.environment import resolve_env
 PREFLIGHT_HINT: Final = "rlk-repro doctor repeats the checks; preflight.policy in the profile makes a check a warning"
 MAX_FAILED_FIRST: Final = 4
 """The run stops when its first 4 trials (each variant twice) fail, because later trials would very likely fail too."""
-MAX_UNSCORED_FIRST: Final = 2
-"""The run stops when none of its first 2 sessions is scored: the others would very likely be as useless."""
+MAX_SPOILED_FIRST: Final = 2
+"""The run stops when 2 sessions lack memory or have no block that counts, before one is scored."""
 MEMORY_HINT: Final = "the GPU's memory is full: use smaller microbatches, fewer layers or more GPUs"
 
 
@@ -202,6 +202,7 @@ class Leader:
                     raise EnvironmentMissing(*self._fall_back)
                 if trial is not trials[-1]:
                     self._require_one_that_ends_well()
+                    self._require_a_scored_session()
 
     def _find_other_runs(self) -> tuple[list[str], list[str]]:
         """Look for runs that began after preflight: the local cluster has no scheduler."""
@@ -228,22 +229,25 @@ class Leader:
                 Problem(last, f"failed, like all of the first {len(ended)} trials",
                         expected="at least one trial that exits with 0", hint=f"read trials/{last}/stdout.log")
             )  # fmt: skip
-        if self._plan.is_crossover and len(ended) >= MAX_UNSCORED_FIRST and not self._has_scored:
-            self._require_a_scored_session(list(ended))
 
-    def _require_a_scored_session(self, ended: list[str]) -> None:
+    def _require_a_scored_session(self) -> None:
+        """Refuse to go on if the first sessions are spoiled, as the others would very likely be too.
+
+        A session that failed for another reason may do better when it is repeated.
+        """
+        if not self._plan.is_crossover or self._has_scored or self._stop.signal is not None:
+            return
         pairs = Analysis.from_json(self._agent.parts.analyse(self._run_dir)).pairs
         self._has_scored = any(pair.status is PairStatus.SCORED for pair in pairs)
-        if self._has_scored:
+        spoiled = [pair for pair in pairs if pair.status is PairStatus.VOID or pair.lacks_memory]
+        if self._has_scored or len(spoiled) < MAX_SPOILED_FIRST:
             return
-        name = next(trial.pair for trial in self._plan.trials if trial.name == ended[-1])
-        session = next(pair for pair in pairs if pair.pair == name)
-        hint = MEMORY_HINT if session.lacks_memory else f"read trials/{ended[-1]}/stdout.log"
-        what = f"is not scored, like all of the first {len(ended)} sessions"
+        last = spoiled[-1]
+        hint = MEMORY_HINT if last.lacks_memory else f"read trials/{last.first.partition(':')[0]}/stdout.log"
+        what = f"does not count, and no session before it did ({len(spoiled)} spoiled)"
         raise CheckFailed(
-            Problem(f"session {name}", what, got=session.reason, expected="at least one that is scored",
-                    hint=hint)
-        )  # fmt: skip
+            Problem(f"session {last.pair}", what, got=last.reason, expected="a scored session", hint=hint)
+        )
 
     def _run_trial(self, trial: Trial, *, num_left: int) -> None:
         self._progress.begin_trial(trial.name, trial.index, num_left)

@@ -46,7 +46,7 @@ MEMORY: Final = {
     MemoryWord.INCONCLUSIVE: "",
 }
 OPERATORS_MEASURED: Final = "operators measured"
-FULL_MEMORY: Final = "The GPU's memory was full"
+FULL_MEMORY: Final = "The GPU's memory was full: smaller microbatches, fewer layers or more GPUs help."
 TWICE: Final = 2.0
 BESIDE: Final = "host.runs_beside"
 SUSPECTS: Final = {
@@ -120,7 +120,7 @@ def describe_answer(view: View) -> str:
     if word is VerdictWord.NO_COMPARISON:
         return f"Result: {describe_speedups(analysis.operators)}."
     if effect is None or effect.ratio is None:
-        full = f" {FULL_MEMORY}." if _had_full_memory(analysis) else ""
+        full = f" {FULL_MEMORY}" if _had_full_memory(analysis) else ""
         return f"Result: nothing was compared. {_first(analysis)}{full}"
     what, subject = find_words(analysis.workload).takes, analysis.switch or "RL-Kernel"
     if word is VerdictWord.NOT_COMPARABLE:
@@ -236,8 +236,10 @@ def describe_ground(view: View) -> str:
 def suggest_next(view: View, bundle: str) -> str:
     """Return the command to run next, such as a larger run that would decide, or a check of the bundle."""
     analysis, word, bundle = view.analysis, view.analysis.verdict.word, shlex.quote(bundle)
-    if not view.context.is_sealed:
-        return f"rlk-repro inspect {bundle}  # what is recorded; only a sealed run can be checked or replayed"
+    smaller = _propose_smaller(view) if _had_full_memory(analysis) else ""
+    if smaller or not view.context.is_sealed:
+        recorded = "# what is recorded; only a sealed run can be checked or replayed"
+        return smaller or f"rlk-repro inspect {bundle}  {recorded}"
     if analysis.checks:
         return f"rlk-repro agreement {bundle}"
     if did_not_run(analysis) and analysis.serving == TITLES[RL_KERNEL]:
@@ -256,8 +258,6 @@ def suggest_next(view: View, bundle: str) -> str:
 def _propose(view: View, bundle: str) -> str:
     """Return the command of a run that would decide, or of a replay where no flags plan that run."""
     analysis, flags = view.analysis, view.context.flags
-    if _had_full_memory(analysis):
-        return _propose_smaller(view, bundle)
     number = _count_deciding(analysis)
     if number is None:
         return ""
@@ -267,17 +267,20 @@ def _propose(view: View, bundle: str) -> str:
     return f"{_write_submit(analysis, number, flags)}  # a new run; this run stays as it is"
 
 
-def _propose_smaller(view: View, bundle: str) -> str:
-    """Return the command of this run with half the tokens in a microbatch, if flags plan that."""
+def _propose_smaller(view: View) -> str:
+    """Return the command of this run with half the tokens in a microbatch, if samples and flags allow that."""
     plan, flags, analysis = view.context.plan, view.context.flags, view.analysis
     if plan is None or flags is None or not isinstance(workload := plan.run.workload, VimeWorkload):
-        return f"rlk-repro report {bundle} --summary  # {FULL_MEMORY}; smaller microbatches need less"
+        return ""
     hardware = plan.hardware.hardware
     setting = f"--set workload.placements.{hardware}.max_tokens_per_gpu="
     half = workload.placements[hardware].max_tokens_per_gpu // 2
     kept = [flag for flag in flags if not flag.startswith(setting)]
+    is_too_small = half * plan.layout.context_parallel < workload.grpo.max_sample_len
+    if is_too_small or sum(map(len, kept)) > MAX_FLAGS_LEN:
+        return ""
     command = _write_submit(analysis, analysis.num_pairs_planned, [*kept, f"{setting}{half}"])
-    return f"{command}  # {FULL_MEMORY}; these microbatches have half the size"
+    return f"{command}  # with smaller microbatches"
 
 
 def _had_full_memory(analysis: Analysis) -> bool:

@@ -197,7 +197,8 @@ class PairResult:
     def lacks_memory(self) -> bool:
         """Whether the GPU's memory was full, which is why the pair or session is not scored."""
         ended = f": {TrialStatus.OUT_OF_MEMORY}"
-        return ALLOCATED_AGAIN in self.reason or self.reason.endswith(ended)
+        parts = self.reason.split("; ")
+        return any(ALLOCATED_AGAIN in part or part.endswith(ended) for part in parts)
 
     @property
     def is_counted(self) -> bool:

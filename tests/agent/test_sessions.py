@@ -100,28 +100,36 @@ def test_sessions_on_stored_rollouts_are_run_sealed_and_read(tmp_path: Path) -> 
     assert command[-1] == "{run_dir}/.work/rollouts-00-s1-crossover/{rollout_id}.pt"
 
 
+VOID, SCORED, DROPPED = PairStatus.VOID, PairStatus.SCORED, PairStatus.DROPPED
+AGAIN = "02-s3-crossover: no block counts (1 repeated allocation in step 6, which is scored)"
+
+
 @pytest.mark.parametrize(
-    ("reason", "hint"),
+    ("ends", "num_run", "hint"),
     [
-        ("no block counts (1 repeated allocation in step 6, which is scored)", "memory is full"),
-        ("no block counts (step 6 has no step time)", "read trials/01-s2-crossover/stdout.log"),
-        ("", ""),
+        ([(VOID, AGAIN), (DROPPED, "01-s2-crossover: out of memory")], 2, "memory is full"),
+        ([(VOID, "no step time"), (DROPPED, "failed"), (VOID, "no step time")], 3, "read trials/"),
+        ([(VOID, AGAIN), (SCORED, ""), (VOID, AGAIN)], 4, ""),
+        ([(DROPPED, "01-s2-crossover: failed"), (DROPPED, "01-s2-crossover: failed")], 4, ""),
     ],
 )
-def test_a_run_is_given_up_whose_first_two_sessions_do_not_count(tmp_path: Path, reason: str, hint: str) -> None:
+def test_a_run_is_given_up_whose_first_sessions_are_spoiled(
+    tmp_path: Path, ends: list[tuple[PairStatus, str]], num_run: int, hint: str
+) -> None:
     _, run_dir = make_staged(tmp_path / "run", (*SESSIONS, "measure.sessions=4", "lane=train-only"))
-    status = PairStatus.VOID if reason else PairStatus.SCORED
-    pair = replace(small().pairs[0], status=status, reason=reason)
-    found = replace(small(), pairs=tuple(replace(pair, pair=f"s{n}") for n in (1, 2, 3, 4))).to_json()
-    assert run_example(run_dir, FakeWorkload(), analyse=lambda _: found) == bool(reason)
-    assert len(statuses(run_dir)) == (2 if reason else 4)
-    assert run_dir.is_sealed is not bool(reason)
-    if reason:
-        state = read_state(run_dir)
-        assert state is not None
-        start = "trials: session s2: is not scored, like all of the first 2 sessions"
-        assert state.message.startswith(f"{start}, got {reason!r}")
-        assert hint in state.message
+    pair = small().pairs[0]
+
+    def analyse_some(run_dir: RunDir) -> dict[str, Any]:
+        seen = ends[: len(statuses(run_dir))]
+        pairs = [replace(pair, status=status, reason=reason) for status, reason in seen]
+        return replace(small(), pairs=tuple(pairs)).to_json()
+
+    assert run_example(run_dir, FakeWorkload(), analyse=analyse_some) == bool(hint)
+    assert len(statuses(run_dir)) == num_run
+    state = read_state(run_dir)
+    assert state is not None
+    assert ("does not count, and no session before it did (2 spoiled)" in state.message) == bool(hint)
+    assert hint in state.message
 
 
 def test_rollouts_are_laid_out_from_another_file_system_too(tmp_path: Path) -> None:

@@ -127,20 +127,31 @@ def test_a_larger_run_is_proposed_only_where_it_decides_the_speed() -> None:
     assert propose(decided, sd_log=0.01) == "rlk-repro replay b.tgz --analyze-only"
 
 
+@pytest.mark.parametrize("is_sealed", [True, False])
 @pytest.mark.parametrize(
-    "reason",
-    ["01-s1-crossover: no block counts (1 repeated allocation in step 6, which is scored)", "01-s1: out of memory"],
+    ("run", "reason", "half"),
+    [
+        ("qwen3-30b-a3b-random-12l", "s1: no block counts (1 repeated allocation in step 6)", 23040),
+        ("qwen3-30b-a3b-random-12l", "s1: out of memory; s2: failed", 23040),
+        ("qwen3-30b-a3b-random-12l", "s1: failed", None),
+        ("glm4-9b", "s1: out of memory", None),  # the longest sample would not fit
+    ],
 )
-def test_where_memory_was_full_smaller_microbatches_are_proposed(reason: str) -> None:
+def test_where_memory_was_full_smaller_microbatches_are_proposed(
+    run: str, reason: str, half: int | None, is_sealed: bool
+) -> None:
     analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
     pairs = tuple(replace(pair, status=PairStatus.VOID, reason=reason) for pair in analysis.pairs)
     full = replace(analysis, pairs=pairs, verdict=replace(analysis.verdict, num_pairs=0))
-    plan = plan_for("qwen3-30b-a3b-random-12l", "h200")
     setting = "--set workload.placements.h200.max_tokens_per_gpu="
-    context = Context(plan=plan, flags=(f"{setting}46080", "--set gc_freeze=false"))
-    found = suggest_next(make_view(full, context), "b.tgz")
-    assert f" --pairs {full.num_pairs_planned} --set gc_freeze=false {setting}23040  # The GPU's memory" in found
-    assert "smaller microbatches need less" in suggest_next(make_view(full, Context()), "b.tgz")
+
+    def suggest(*flags: str) -> str:
+        context = Context(plan=plan_for(run, "h200"), flags=flags, is_sealed=is_sealed)
+        return suggest_next(make_view(full, context), "b.tgz")
+
+    flags = f" --pairs {full.num_pairs_planned} --set gc_freeze=false {setting}{half}  # with smaller"
+    assert (flags in suggest(f"{setting}46080", "--set gc_freeze=false")) is (half is not None)
+    assert "with smaller" not in suggest(401 * "x")
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

@@ -1,8 +1,8 @@
 """Estimate, without measuring, how much memory a vime plan needs, from the sizes of model and layout.
 
 In the bundles of ``docs/evidence`` that time a step of RL-Kernel at real sizes, PyTorch's peak was
-within 2 % of ``training_gib``, and what it reserved within 4 GiB of ``reserved_gib``. The estimate
-leaves out communication buffers (3 to 6 GiB outside PyTorch in these runs) and CUDA graphs.
+within 2 % of ``training_gib``, and what it reserved within 4 GiB of ``reserved_gib`` (torch.compile
+needs 6 % more). The estimate leaves out memory outside PyTorch (3 to 6 GiB) and CUDA graphs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Estimate:
 
     @property
     def fragments_gib(self) -> float:
-        """What PyTorch reserves but cannot use at the peak: about its largest block, the logits."""
+        """What PyTorch reserves but cannot use at the peak: 0.8 to 1.8 copies of the logits."""
         return self.logits_gib / LOGIT_COPIES
 
     @property
