@@ -575,6 +575,7 @@ def test_operators_conflict_where_they_would_serve_one_call() -> None:
 @pytest.mark.parametrize(
     ("changes", "has_pass"),
     [
+        ({}, True),
         ({"use_kl_loss": False}, False),
         ({"use_kl_loss": False, "kl_coef": 0.1}, True),
         ({"use_kl_loss": False, "global_batch_size": 128}, True),

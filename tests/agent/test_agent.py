@@ -29,7 +29,6 @@ from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import FIND_BUNDLE, RunDir
 from rlk_repro.rundir.state import read_state
-from tests.conftest import WEIRD_NAMES
 from tests.support.job_examples import (
     PROFILE,
     QUICK,
@@ -365,17 +364,6 @@ def test_missing_stored_rollouts_are_an_error(tmp_path: Path, actions: list[str]
     assert statuses(run_dir) == {}
     (error,) = events(run_dir, "error")
     assert error["error"].startswith("{run_dir}/rollouts/7")
-
-
-@pytest.mark.parametrize("weird_name", WEIRD_NAMES)
-def test_weird_names_survive_and_execute_nothing(
-    tmp_path: Path, weird_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    _, run_dir = make_staged(tmp_path / weird_name / weird_name, ONE_PAIR)
-    assert run_example(run_dir) == 0
-    assert list(statuses(run_dir).values()) == ["ok", "ok"]
-    assert [path.name for path in tmp_path.iterdir()] == [weird_name]
 
 
 @pytest.mark.parametrize(

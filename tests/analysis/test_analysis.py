@@ -92,41 +92,6 @@ def test_a_pair_counts_only_with_every_proof(tmp_path: Path, change: Any, status
     assert all(other.status is PairStatus.SCORED for other in analysis.pairs[1:])
 
 
-def test_variants_that_differ_outside_the_switch_are_not_comparable(tmp_path: Path) -> None:
-    def change(run_dir: RunDir) -> None:
-        path = run_dir.trial("01-p1-enabled").env
-        value = load_json(path)
-        value["env"]["NCCL_ALGO"] = "Ring"
-        write_json(path, value)
-
-    analysis = analyse(make_run(tmp_path / "a", Recipe(speedup=1.2), change))
-    found = [finding for finding in analysis.findings if finding.level is Level.BLOCKING]
-    assert [(item.where, item.expected, item.found) for item in found] == [
-        ("p1.environment.NCCL_ALGO", "not set", "Ring")
-    ]
-    assert any(gate.status is GateStatus.FAILED for gate in analysis.gates)
-    assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
-
-
-def test_every_number_knows_its_log_line(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path / "a")
-    analysis = analyse(run_dir)
-    series = analysis.trials[0].get_series("step_time_s")
-    assert series is not None
-    lines = (run_dir.root / series.source).read_text().splitlines()
-    for value, line in zip(series.values, series.lines, strict=True):
-        assert line is not None
-        printed = lines[line - 1].rpartition("'perf/step_time': ")[2].rstrip("}")
-        assert value == pytest.approx(float(printed), rel=1e-11)
-
-
-def test_warm_up_steps_are_not_scored(tmp_path: Path) -> None:
-    summary = analyse(make_run(tmp_path / "a")).trials[0].summary("step_time_s")
-    assert summary is not None
-    assert summary.n == 4
-    assert (summary.p50, summary.p90, summary.p99) == (summary.median, None, None)
-
-
 def test_nodes_without_records_become_findings(tmp_path: Path) -> None:
     def change(run_dir: RunDir) -> None:
         run_dir.node("node0").manifest.unlink()

@@ -16,6 +16,7 @@ from rlk_repro import __version__
 from rlk_repro.analysis.allocations import find_misfits
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.base.findings import Level
 from rlk_repro.base.units import format_utc, parse_utc
 from rlk_repro.bundle.verify import unpack
 from rlk_repro.plan import Plan
@@ -435,7 +436,8 @@ def test_a_switch_in_one_trial_of_a_control_pair_is_a_difference(tmp_path: Path)
     recipe = Recipe(speedup=1.2, settings=(*GAIN.settings, "measure.control_pairs=1"))
     analysis = analyse(make_run(tmp_path / "id", recipe, switch_on))
     assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
-    assert "c1.environment.VIME_RL_KERNEL" in {item.where for item in analysis.findings}
+    found = [(item.where, item.expected, item.found) for item in analysis.findings if item.level is Level.BLOCKING]
+    assert found == [("c1.environment.VIME_RL_KERNEL", "1", "not set")]
 
 
 def find_scored(run_dir: RunDir, variant: str) -> int:

@@ -32,7 +32,6 @@ from rlk_repro.base.logwriter import LogWriter
 from rlk_repro.base.secrets import Scrubber, scrub_bytes
 from rlk_repro.base.units import canonical, format_bytes, format_duration, format_percent
 from rlk_repro.base.yamlfile import parse_scalar, parse_yaml
-from tests.conftest import WEIRD_NAMES
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -116,32 +115,17 @@ def python(code: str, *args: str) -> list[str]:
     return [sys.executable, "-c", code, *args]
 
 
-@pytest.mark.parametrize("weird_name", WEIRD_NAMES)
-def test_arguments_arrive_as_they_are(weird_name: str, tmp_path: Path) -> None:
-    done = proc.run(python("import sys; sys.stdout.write(sys.argv[1])", weird_name), cwd=tmp_path)
-    assert done.stdout == weird_name
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_both_pipes_are_drained() -> None:
     code = "import sys; sys.stderr.write('e' * 2**20); sys.stdout.write('o' * 2**20); sys.exit(3)"
     done = proc.run(python(code))
     assert (len(done.stdout), len(done.stderr), done.returncode, done.is_ok) == (2**20, 2**20, 3, False)
 
 
-def test_a_command_that_hangs_is_killed_with_its_children() -> None:
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    began = time.monotonic()
-    done = proc.run(python(code), timeout_s=0.5)
-    assert (done.is_timeout, done.is_ok) == (True, False)
-    assert time.monotonic() - began < 10
-
-
 def test_a_grandchild_that_left_the_group_and_holds_the_pipes_is_not_waited_for() -> None:
     began = time.monotonic()
     done = proc.run(["sh", "-c", "echo out; echo err >&2; setsid sleep 30 & sleep 60"], timeout_s=2)
     assert time.monotonic() - began < 10
-    assert (done.is_timeout, done.stdout, done.stderr) == (True, "out\n", "err\n")
+    assert (done.is_timeout, done.is_ok, done.stdout, done.stderr) == (True, False, "out\n", "err\n")
 
 
 def test_an_absent_program_or_folder_is_named(tmp_path: Path) -> None:
@@ -266,11 +250,6 @@ def test_every_physical_line_is_stamped_when_it_is_complete(tmp_path: Path) -> N
         assert writer.feed(b"o\rthree") == b""
         assert writer.feed(b"\n\nfour\n") == b"two\rthree\n\nfour\n"
     assert (tmp_path / "log").read_bytes() == b"0 one\n1 two\rthree\n1 \n1 four\n"
-
-
-def test_a_last_line_without_its_end_stays_without_one(tmp_path: Path) -> None:
-    assert write(tmp_path / "empty", []) == b""
-    assert write(tmp_path / "log", [b"whole\n", b"cut o"]) == f"{STAMP} whole\n{STAMP} cut o".encode()
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20))

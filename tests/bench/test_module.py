@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
@@ -17,9 +16,7 @@ from rlk_repro.base.errors import EnvironmentMissing, SpecError
 from rlk_repro.base.files import load_json
 from rlk_repro.bench.measure import make_device
 from rlk_repro.bench.module import find_rank, format_warning, load_vime_loss, make_perf_metrics
-from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.bundle.verify import open_verified
-from rlk_repro.loss_options import has_old_policy_pass, read_loss_options
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
 
@@ -39,14 +36,6 @@ def test_a_step_is_the_sum_of_its_phases() -> None:
         "perf/actor_train_tok_per_s": 500.0,
         "perf/step_time": 2.5,
     }
-
-
-def test_the_passes_are_those_for_which_operators_are_eligible() -> None:
-    flags = (["--use-kl-loss"], ["--num-steps-per-rollout", "2"], ["--advantage-estimator", "gspo"])
-    for chosen in itertools.product((True, False), repeat=len(flags)):
-        args = parse_args([word for flag, is_given in zip(flags, chosen, strict=True) if is_given for word in flag])
-        has_pass = args.use_kl_loss or has_old_policy_pass(vars(args))
-        assert read_loss_options(vars(args)).has_no_grad_pass is has_pass
 
 
 def test_a_warning_names_no_folder_of_the_machine() -> None:

@@ -14,10 +14,8 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.inspect import inspect_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.replay.compare import Differences, Match, diff_bundles
-from rlk_repro.replay.identity import read_identity
 from rlk_repro.replay.steps import check_drift, prepare, reanalyse
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec import Image
 from rlk_repro.submit.finishing import report_context
 from rlk_repro.workloads.checkouts import SOURCES
@@ -57,10 +55,9 @@ def test_a_changed_log_is_refused_with_and_without_redone_checksums(sealed: RunD
         reanalyse(reseal(sealed))
 
 
-@pytest.mark.parametrize(("key", "forged"), [("word", "faster"), ("num_pairs", 9)])
-def test_a_forged_verdict_is_refused(sealed: RunDir, key: str, forged: object) -> None:
+def test_a_forged_verdict_is_refused(sealed: RunDir) -> None:
     value = load_json(sealed.analysis)
-    value["verdict"][key] = forged
+    value["verdict"]["num_pairs"] = 9
     write_json(sealed.analysis, value)
     with pytest.raises(CheckFailed, match="differs from the values computed from the logs"):
         reanalyse(reseal(sealed))
@@ -157,16 +154,6 @@ def diff(
     sides = (("a", first), ("b", change))
     bundles = [finish_run(make_run(tmp_path / side / "id", ONE_PAIR, how)) for side, how in sides]
     return diff_bundles(*bundles)
-
-
-def test_what_the_ranks_loaded_and_resolved_is_read_back(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path / "id")
-    found = read_identity(run_dir, Plan.load(run_dir.plan))
-    assert found.sources == {RL_KERNEL.module: frozenset({TREE})}
-    assert {op: {name for name, _ in resolved} for op, resolved in found.decisions.items()} == {
-        "logp": {"FusedLogpGenericOp"},
-        "ratio_kl": {"TritonRatioKLOp"},
-    }
 
 
 def test_other_sources_are_blocking_and_missing_ones_leave_the_level_undecided(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from rlk_repro.analysis.analyse import analyse
-from rlk_repro.base.files import dump_json
 from rlk_repro.report.blocks import Tone
 from rlk_repro.report.checks import describe_agreement, plot_drift
 from rlk_repro.report.html import render_html
@@ -48,11 +46,6 @@ def test_a_cell_that_did_not_pass_keeps_status_and_reason_without_numbers() -> N
     assert found["ratio_kl", "torch-compile"].status is OperatorStatus.OOM
     assert found["linear_logp", "cut-cross-entropy"].reason == "CompilationError: at 12:8"
     assert {trial.median_s for trial in found["logp", "liger"].trials} == {None}
-
-
-def test_the_analysis_reads_back_as_written() -> None:
-    analysis = operators()
-    assert Analysis.from_json(json.loads(dump_json(analysis.to_json()))) == analysis
 
 
 def test_damaged_records_are_counted_in_their_trial(tmp_path: Path) -> None:

@@ -103,15 +103,6 @@ def test_all_absent_variables_are_named_at_once() -> None:
     )
 
 
-def test_switches_left_over_in_the_shell_reach_no_trainer() -> None:
-    inherited = dict.fromkeys(environment.DECLARED, "1") | {"PATH": "/bin"}
-    plan = make_example_plan()[0]
-    env = resolve_env(REFERENCE.trainer_command(plan, plan.trials[0], RUN_DIR), inherited)
-    assert env["PATH"] == "/bin"
-    assert "VIME_RL_KERNEL" not in env
-    assert env["RLK_REPRO_OPS_DIR"] != "1"
-
-
 def test_every_variable_of_a_variant_is_declared() -> None:
     found = {value for value in vars(switches).values() if isinstance(value, str) and value.startswith(("RLK", "VIME"))}
     assert found - {switches.COMMITS} == environment.DECLARED
