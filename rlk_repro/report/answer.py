@@ -284,7 +284,9 @@ def _propose_smaller(view: View) -> str:
 
 
 def _had_full_memory(analysis: Analysis) -> bool:
-    return not analysis.verdict.num_pairs and any(pair.lacks_memory for pair in analysis.pairs)
+    """Tell whether full memory left nothing to compare; some runs are to fill the memory."""
+    is_meant = bool(analysis.microbatches)
+    return not (is_meant or analysis.verdict.num_pairs) and any(pair.lacks_memory for pair in analysis.pairs)
 
 
 def _write_submit(analysis: Analysis, number: int, flags: Sequence[str]) -> str:
