@@ -264,7 +264,7 @@ def _propose(view: View, bundle: str) -> str:
     if flags is None or sum(map(len, flags)) > MAX_FLAGS_LEN:
         enough = count(number, analysis.unit)
         return f"rlk-repro replay {bundle}  # this run with its own settings; {enough} would decide"
-    return f"{_write_submit(analysis, number, flags)}  # a new run; this run stays as it is"
+    return _write_submit(analysis, number, flags, "a new run; this run stays as it is")
 
 
 def _propose_smaller(view: View) -> str:
@@ -279,8 +279,8 @@ def _propose_smaller(view: View) -> str:
     is_too_small = half * plan.layout.context_parallel < workload.grpo.max_sample_len
     if is_too_small or sum(map(len, kept)) > MAX_FLAGS_LEN:
         return ""
-    command = _write_submit(analysis, analysis.num_pairs_planned, [*kept, f"{setting}{half}"])
-    return f"{command}  # with smaller microbatches"
+    number = analysis.num_pairs_planned
+    return _write_submit(analysis, number, [*kept, f"{setting}{half}"], "smaller microbatches")
 
 
 def _had_full_memory(analysis: Analysis) -> bool:
@@ -289,11 +289,14 @@ def _had_full_memory(analysis: Analysis) -> bool:
     return not (is_meant or analysis.verdict.num_pairs) and any(pair.lacks_memory for pair in analysis.pairs)
 
 
-def _write_submit(analysis: Analysis, number: int, flags: Sequence[str]) -> str:
+def _write_submit(analysis: Analysis, number: int, flags: Sequence[str], comment: str) -> str:
     size = f"--{'sessions' if analysis.is_crossover else 'pairs'} {number}"
-    run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
+    run = analysis.run
+    if run not in list_names(run_folders()):
+        run, comment = f"{run}.yaml", f"{comment}; the bundle's run.yaml is this file"
     where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
-    return " ".join(("rlk-repro submit --run", run, where, size, *flags))
+    command = " ".join(("rlk-repro submit --run", run, where, size, *flags))
+    return f"{command}  # {comment}"
 
 
 def did_not_run(analysis: Analysis) -> bool:

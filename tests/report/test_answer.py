@@ -149,9 +149,9 @@ def test_where_memory_was_full_smaller_microbatches_are_proposed(
         context = Context(plan=plan_for(run, "h200"), flags=flags, is_sealed=is_sealed)
         return suggest_next(make_view(full, context), "b.tgz")
 
-    flags = f" --pairs {full.num_pairs_planned} --set gc_freeze=false {setting}{half}  # with smaller"
+    flags = f" --pairs {full.num_pairs_planned} --set gc_freeze=false {setting}{half}  # smaller"
     assert (flags in suggest(f"{setting}46080", "--set gc_freeze=false")) is (half is not None)
-    assert "with smaller" not in suggest(401 * "x")
+    assert "# smaller" not in suggest(401 * "x")
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
