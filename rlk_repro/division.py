@@ -71,6 +71,14 @@ def divide(plan: Plan) -> Division:
     return Division(layout=plan.layout, placement=vime_of(plan).placements[plan.hardware.hardware])
 
 
+def find_least_microbatch(plan: Plan) -> int:
+    """Return the fewest tokens of a GPU's microbatch that hold the longest sample.
+
+    Context parallelism spreads a microbatch over several GPUs.
+    """
+    return -(-vime_of(plan).grpo.max_sample_len // plan.layout.context_parallel)
+
+
 def find_response_len(longest: int, growth: int, num_files: int, rollout: int) -> int:
     """Return the length of a rollout's responses: ``growth`` tokens more in each rollout, up to the longest."""
     return longest - growth * (num_files - 1 - rollout)

@@ -31,7 +31,7 @@ from rlk_repro.plan import Trial
 from rlk_repro.probes.telemetry import Current
 from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import TrialDir
-from rlk_repro.rundir.results import Analysis, PairStatus, TrialStatus
+from rlk_repro.rundir.results import LESS_MEMORY, Analysis, PairStatus, TrialStatus
 from rlk_repro.rundir.state import Phase, ProgressWriter
 from rlk_repro.workloads import record_prepared
 from rlk_repro.workloads.environment import resolve_env
@@ -41,7 +41,7 @@ MAX_FAILED_FIRST: Final = 4
 """The run stops when its first 4 trials (each variant twice) fail, because later trials would very likely fail too."""
 MAX_SPOILED_FIRST: Final = 2
 """The run stops when 2 sessions lack memory or have no block that counts, before one is scored."""
-MEMORY_HINT: Final = "the GPU's memory is full: use smaller microbatches, fewer layers or more GPUs"
+MEMORY_HINT: Final = f"the GPU's memory is full: use {LESS_MEMORY}"
 
 
 class Leader:
@@ -231,7 +231,7 @@ class Leader:
             )  # fmt: skip
 
     def _require_a_scored_session(self) -> None:
-        """Refuse to go on if the first sessions are spoiled, as the others would very likely be too.
+        """Refuse to go on if the first sessions are spoiled: the others would very likely be too.
 
         A session that failed for another reason may do better when it is repeated.
         """
@@ -243,11 +243,11 @@ class Leader:
         if self._has_scored or len(spoiled) < MAX_SPOILED_FIRST:
             return
         last = spoiled[-1]
-        hint = MEMORY_HINT if last.lacks_memory else f"read trials/{last.first.partition(':')[0]}/stdout.log"
+        trial = last.first.partition(":")[0]
+        hint = MEMORY_HINT if last.lacks_memory else f"read trials/{trial}/stdout.log"
+        where = f"session {last.pair}"
         what = f"does not count, and no session before it did ({len(spoiled)} spoiled)"
-        raise CheckFailed(
-            Problem(f"session {last.pair}", what, got=last.reason, expected="a scored session", hint=hint)
-        )
+        raise CheckFailed(Problem(where, what, got=last.reason, expected="a scored session", hint=hint))
 
     def _run_trial(self, trial: Trial, *, num_left: int) -> None:
         self._progress.begin_trial(trial.name, trial.index, num_left)

@@ -9,7 +9,6 @@ https://huggingface.co/docs/safetensors
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import itertools
 import json
@@ -25,7 +24,7 @@ from typing import Any, Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json, write_bytes
-from rlk_repro.base.guard import PR_SET_PDEATHSIG
+from rlk_repro.base.shares import run_shares
 from rlk_repro.spec import VimeModel
 from rlk_repro.spec.assets import RandomWeights
 
@@ -275,16 +274,7 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float) -> None:
             return error.errno or 1
         return 0
 
-    pids = []
-    for share in range(1, number):
-        pid = os.fork()
-        if not pid:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
-            os._exit(write_share(share))
-        pids.append(pid)
-    codes = [write_share(0), *(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)]
-    if code := next(filter(None, codes), 0):
+    if code := next(filter(None, run_shares(number, write_share)), 0):
         got = os.strerror(code) if code > 0 else signal.Signals(-code).name
         raise EnvironmentMissing(Problem(str(path), "not all weights were written", got=got))
 

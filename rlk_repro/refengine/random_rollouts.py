@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+
+from rlk_repro.base.shares import run_shares
 
 _SIZES: Final = (
     *("seed", "num-samples", "prompt-len", "vocab-size"),
@@ -31,25 +33,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=1, help="each writes every n-th rollout")
     parser.add_argument("folder", type=Path)
     sizes = parser.parse_args(argv)
-    if sizes.processes == 1:
-        _write_share(sizes, 0)
-        return
-    fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=_write_share, args=(sizes, n)) for n in range(sizes.processes)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
+    if any(run_shares(sizes.processes, partial(_write_share, sizes))):
         sys.exit(1)
 
 
-def _write_share(sizes: argparse.Namespace, first: int) -> None:
+def _write_share(sizes: argparse.Namespace, first: int) -> int:
     if sizes.processes > 1:
         torch.set_num_threads(1)
     for number in range(first, len(sizes.response_lens), sizes.processes):
         samples = list(_list_samples(sizes, number, sizes.response_lens[number]))
         torch.save({"rollout_id": number, "samples": samples}, sizes.folder / f"{number}.pt")
+    return 0
 
 
 def _list_samples(sizes: argparse.Namespace, rollout: int, response_len: int) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import data_dir, list_names, run_folders
 from rlk_repro.base.units import MINUS, count, find_decimals, format_change, format_interval, format_number
+from rlk_repro.division import divide, find_least_microbatch
 from rlk_repro.operators import RL_KERNEL, TITLES
 from rlk_repro.report.blocks import Tone
 from rlk_repro.report.checks import describe_agreement
@@ -22,7 +23,7 @@ from rlk_repro.report.setting import FROZEN, ONE_GPU
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word
 from rlk_repro.rundir.microbatch import LARGEST_MICROBATCH, describe_microbatches
-from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
+from rlk_repro.rundir.results import LESS_MEMORY, Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
 from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.statistics.crossover import MIN_SESSIONS
@@ -46,7 +47,7 @@ MEMORY: Final = {
     MemoryWord.INCONCLUSIVE: "",
 }
 OPERATORS_MEASURED: Final = "operators measured"
-FULL_MEMORY: Final = "The GPU's memory was full: smaller microbatches, fewer layers or more GPUs help."
+FULL_MEMORY: Final = f"The GPU's memory was full: {LESS_MEMORY} help."
 TWICE: Final = 2.0
 BESIDE: Final = "host.runs_beside"
 SUSPECTS: Final = {
@@ -257,36 +258,40 @@ def suggest_next(view: View, bundle: str) -> str:
 
 def _propose(view: View, bundle: str) -> str:
     """Return the command of a run that would decide, or of a replay where no flags plan that run."""
-    analysis, flags = view.analysis, view.context.flags
+    analysis, flags = view.analysis, _find_short_flags(view)
     number = _count_deciding(analysis)
     if number is None:
         return ""
-    if flags is None or sum(map(len, flags)) > MAX_FLAGS_LEN:
+    if flags is None:
         enough = count(number, analysis.unit)
         return f"rlk-repro replay {bundle}  # this run with its own settings; {enough} would decide"
     return _write_submit(analysis, number, flags, "a new run; this run stays as it is")
 
 
 def _propose_smaller(view: View) -> str:
-    """Return the command of this run with half the tokens in a microbatch, if samples and flags allow that."""
-    plan, flags, analysis = view.context.plan, view.context.flags, view.analysis
-    if plan is None or flags is None or not isinstance(workload := plan.run.workload, VimeWorkload):
+    """Return the command of this run with microbatches of half the size, if samples fit in them."""
+    plan, flags, analysis = view.context.plan, _find_short_flags(view), view.analysis
+    if plan is None or flags is None or not isinstance(plan.run.workload, VimeWorkload):
         return ""
-    hardware = plan.hardware.hardware
-    setting = f"--set workload.placements.{hardware}.max_tokens_per_gpu="
-    half = workload.placements[hardware].max_tokens_per_gpu // 2
+    half = divide(plan).placement.max_tokens_per_gpu // 2
+    if half < find_least_microbatch(plan):
+        return ""
+    setting = f"--set workload.placements.{plan.hardware.hardware}.max_tokens_per_gpu="
     kept = [flag for flag in flags if not flag.startswith(setting)]
-    is_too_small = half * plan.layout.context_parallel < workload.grpo.max_sample_len
-    if is_too_small or sum(map(len, kept)) > MAX_FLAGS_LEN:
-        return ""
     number = analysis.num_pairs_planned
     return _write_submit(analysis, number, [*kept, f"{setting}{half}"], "smaller microbatches")
 
 
+def _find_short_flags(view: View) -> tuple[str, ...] | None:
+    flags = view.context.flags
+    return None if flags is None or sum(map(len, flags)) > MAX_FLAGS_LEN else flags
+
+
 def _had_full_memory(analysis: Analysis) -> bool:
     """Tell whether full memory left nothing to compare; some runs are to fill the memory."""
-    is_meant = bool(analysis.microbatches)
-    return not (is_meant or analysis.verdict.num_pairs) and any(pair.lacks_memory for pair in analysis.pairs)
+    if analysis.microbatches or analysis.verdict.num_pairs:
+        return False
+    return any(pair.lacks_memory for pair in analysis.pairs)
 
 
 def _write_submit(analysis: Analysis, number: int, flags: Sequence[str], comment: str) -> str:

@@ -51,7 +51,8 @@ class PairStatus(StrEnum):
 
 
 ALLOCATED_AGAIN: Final = "repeated allocation"
-"""In the reason of a block: PyTorch freed memory and allocated again, as the GPU's memory was full."""
+"""In a block's reason: PyTorch freed memory and allocated again, as the GPU's memory was full."""
+LESS_MEMORY: Final = "smaller microbatches, fewer layers or more GPUs"
 
 
 class GateStatus(StrEnum):

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.division import Division, divide, list_microbatches, vime_of
+from rlk_repro.division import Division, divide, find_least_microbatch, list_microbatches, vime_of
 from rlk_repro.plan import Plan
 from rlk_repro.workloads.arguments import find_untimed_problems
 from rlk_repro.workloads.environment import find_run_problems
@@ -128,14 +128,12 @@ def _check_batch(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Context parallelism spreads a microbatch over several GPUs."""
-    workload = vime_of(plan)
-    longest = workload.grpo.max_sample_len
-    room = division.placement.max_tokens_per_gpu * division.layout.context_parallel
-    if longest > room:
+    workload, most = vime_of(plan), division.placement.max_tokens_per_gpu
+    longest, fewest = workload.grpo.max_sample_len, find_least_microbatch(plan)
+    if most < fewest:
         what = f"is too small for the longest sample ({longest} tokens)"
-        yield Problem(_placement_place(plan, "max_tokens_per_gpu"), what, got=division.placement.max_tokens_per_gpu,
-                      expected=f"{-(-longest // division.layout.context_parallel)} or more")  # fmt: skip
+        where = _placement_place(plan, "max_tokens_per_gpu")
+        yield Problem(where, what, got=most, expected=f"{fewest} or more")
     model_len = _written(plan, "vllm-max-model-len")
     # an agreement run gives vLLM each sample as a prompt, and vLLM then needs room for one more token
     least = longest + (workload.what_for == "agreement")
@@ -145,7 +143,7 @@ def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
         yield Problem(_where(plan, "workload.arguments.vllm-max-model-len"), what, got=model_len,
                       expected=f"a number from {least} to {MOST_TOKENS}")  # fmt: skip
 
-    padding, most = _written(plan, "data-pad-size-multiplier"), division.placement.max_tokens_per_gpu
+    padding = _written(plan, "data-pad-size-multiplier")
     if padding is not None and not (isinstance(padding, int) and 1 <= padding <= most):
         yield Problem(_where(plan, "workload.arguments.data-pad-size-multiplier"), "does not fit a microbatch",
                       got=padding, expected=f"a number from 1 to {most}")  # fmt: skip
