@@ -146,7 +146,8 @@ def combine(sources: Sequence[Path]) -> Combined:
             seen.append(_Seen(allocation=item, bundle=bundle_id[:12], pairs=pairs, saved=saved))
     by_machine = group((item.gpus, item) for item in seen if item.pairs)
     if not by_machine:
-        raise CheckFailed(Problem("bundles", "no session or pair counts", expected="at least one"))
+        hint = f"rlk-repro report {shlex.quote(str(sources[0]))} --summary says why"
+        raise CheckFailed(Problem("bundles", "no session or pair counts", expected="at least one", hint=hint))
     gates, reason = _pool_gates(read)
     _require_passed(gates, reason, refused)
     cautions += [reason] if reason else []

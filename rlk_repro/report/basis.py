@@ -49,8 +49,8 @@ def describe_interval(effect: Effect) -> str:
     return format_interval(effect.low, effect.high)
 
 
-def describe_confidence(effect: Effect) -> str:
-    return f"{effect.confidence * 100:g} %"
+def describe_confidence(*effects: Effect) -> str:
+    return " or ".join(dict.fromkeys(f"{effect.confidence * 100:g} %" for effect in effects))
 
 
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:

@@ -12,7 +12,7 @@ from rlk_repro.base.findings import has_blocking
 from rlk_repro.base.units import count, group
 from rlk_repro.report import HTML_NAME
 from rlk_repro.report.answer import describe_words
-from rlk_repro.report.basis import describe_change, describe_interval
+from rlk_repro.report.basis import describe_change, describe_confidence, describe_interval
 from rlk_repro.report.blocks import Row, Section, Table, TableCell, Text, make_table
 from rlk_repro.report.checks import describe_agreement
 from rlk_repro.report.drawing import Scale
@@ -127,8 +127,10 @@ def _list_traits(view: View) -> dict[str, str]:
 
 
 def _make_table(items: Sequence[_Item]) -> Table:
-    names = ("what", "baseline", "enabled", "change", "95 % interval", "n", "machines", "verdict", "date", "bundle")
-    x = make_cell_scale([item.effect for item in items if item.effect is not None])
+    effects = [item.effect for item in items if item.effect is not None]
+    interval = f"{describe_confidence(*effects)} interval"
+    names = ("what", "baseline", "enabled", "change", interval, "n", "machines", "verdict", "date", "bundle")
+    x = make_cell_scale(effects)
     return make_table(
         *names, rows=[_make_row(item, x) for item in items], numbers=names[1:5], prose=("what", "verdict")
     )

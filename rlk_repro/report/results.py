@@ -66,7 +66,7 @@ def make_effects(view: View) -> Section:
     effects = view.effects
     wanted = [name for name in SHOWN if (found := view.analysis.effect(name)) is not None and found.ratio is not None]
     shown = [effect for effect in effects if effect.metric in wanted[:MOST_SHOWN]] or effects[:MOST_SHOWN]
-    interval = f"{' or '.join(dict.fromkeys(map(describe_confidence, effects)))} interval".strip()
+    interval = f"{describe_confidence(*effects)} interval".strip()
     numbers = (BASELINE, ENABLED, "change", interval)
     what = "blocks" if view.analysis.is_crossover else "pairs"
     note = (
