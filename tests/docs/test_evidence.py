@@ -25,6 +25,7 @@ from rlk_repro.report.markdown import render_summary
 from rlk_repro.report.results import list_saved
 from rlk_repro.rundir.manifest import Manifest, load_manifests
 from rlk_repro.rundir.results import Analysis
+from rlk_repro.statistics.crossover import trimmed_interval
 from rlk_repro.statistics.stats import t_interval
 from rlk_repro.submit.authored import find_rewritten
 from rlk_repro.submit.finishing import report_context
@@ -148,7 +149,7 @@ def test_the_parts_of_vime_torch_compile_and_both_commits(label: str, metric: st
 STEPS = [f"qwen3-4b-random-027c809{part}-h200" for part in ("", "-second", "-third", "-fourth", "-fifth", "-sixth")]
 AGAINST = ["qwen3-4b-against-compile-h200", "qwen3-4b-random-against-compile-h200"]
 COMPILED = "qwen3-4b-random-compile-h200"
-UNMODIFIED = "qwen3-4b-random-unmodified-h200"
+UNMODIFIED = "qwen3-4b-random-unmodified-alone-h200"
 GLM = "glm4-9b-random-h200"
 FULL = "qwen3-30b-a3b-16l-full-h200"
 FOUR_LAYERS = "qwen3-30b-a3b-random-4l-sixteen-h200"
@@ -191,7 +192,7 @@ def test_what_the_functions_save_within_whole_steps() -> None:
         (of_six, "take {} less ({})**, 3.5 % of"),
         (of_one, "take {} less of a step ({}), 0.4 %, on this H200"),
         (of_compiled, "saves {} ({}), seven eighths of RL-Kernel's 85.5 ms;"),
-        (of_unmodified, "take {} less ({})**, 3.2 % of a step"),
+        (of_unmodified, "take {} less ({})**, 3.3 % of a step"),
         (of_glm, "take {} less ({}) within these steps**, 1.5 %"),
     ):
         assert found is not None
@@ -252,6 +253,22 @@ def test_the_readme_repeats_figures_of_the_page() -> None:
     figures = re.findall(r"\d+\.\d\d % (?:less time )?\((\d+\.\d\d to \d+\.\d\d %)\)", readme)
     assert len(figures) >= 5
     assert [figure for figure in figures if figure not in page] == []
+
+
+def test_what_else_the_run_of_unmodified_vime_shows() -> None:
+    analysis, page = read_sealed(UNMODIFIED), " ".join(PAGE.split())
+    training, energy = (less(analysis, metric).replace("less time ", "") for metric in ("train_time_s", "energy_j"))
+    assert f"falls by {training}, and the energy of a step by {energy}." in page
+    control = [block.log_ratio for block in analysis.blocks if block.is_control and block.log_ratio is not None]
+    interval, carried = trimmed_interval(control, 0.95), analysis.effect("carry_over_step_time_s")
+    assert interval is not None
+    assert carried is not None
+    ratios = [math.exp(end) for end in (interval.estimate, interval.low, interval.high)]
+    for words, ends in (
+        ("show {:.2f} % ({:.2f} to {:.2f} %).**", ratios),
+        ("takes {:.2f} % ({:.2f} to {:.2f} %) more with", (carried.ratio, carried.low, carried.high)),
+    ):
+        assert words.format(*(100 * end - 100 for end in ends if end is not None)) in page
 
 
 @pytest.mark.parametrize("name", ["qwen3-4b-memory-h200", "qwen3-4b-memory-replay-h200"])
