@@ -131,9 +131,9 @@ def test_a_larger_run_is_proposed_only_where_it_decides_the_speed() -> None:
 @pytest.mark.parametrize(
     ("run", "reason", "half"),
     [
-        ("qwen3-30b-a3b-random-12l", "s1: no block counts (1 repeated allocation in step 6)", 23040),
-        ("qwen3-30b-a3b-random-12l", "s1: out of memory; s2: failed", 23040),
-        ("qwen3-30b-a3b-random-12l", "s1: failed", None),
+        ("qwen3-30b-a3b-random-4l", "s1: no block counts (1 repeated allocation in step 6)", 23040),
+        ("qwen3-30b-a3b-random-4l", "s1: out of memory; s2: failed", 23040),
+        ("qwen3-30b-a3b-random-4l", "s1: failed", None),
         ("glm4-9b", "s1: out of memory", None),  # the longest sample would not fit
     ],
 )

@@ -20,6 +20,7 @@ GRADIENT_BYTES: Final = 4  # gradients are accumulated and reduced in fp32
 WEIGHT_BYTES: Final = 2
 OPTIMIZER_BYTES: Final = 12  # a copy of the weights in fp32 and two moments, divided among the data parallel ranks
 PRECISION_AWARE_BYTES: Final = 10  # only the lower 16 bits of that copy; moments in bf16 are copied to fp32 in a step
+STATELESS_BYTES: Final = 4  # that copy alone
 ACTIVATIONS_PER_LAYER: Final = 34  # bytes per token and hidden unit, without recomputation (Korthikanti et al. 2022)
 LOGIT_COPIES: Final = 2  # in fp32, at the peak of a step: the softmax that the backward pass needs, and the gradient
 
@@ -101,10 +102,13 @@ def _states_bytes(plan: Plan, dense: int, experts: int, division: Division) -> f
     """Every rank holds its share of weights and gradients; the optimizer's state is divided among all."""
     split = division.layout.tensor_parallel * division.layout.pipeline_parallel
     held = dense / split + experts / division.expert_model_parallel
+    flags = vime_of(plan).arguments_on(plan.hardware.hardware)
     optimizer = OPTIMIZER_BYTES
     if division.placement.optimizer_cpu_offload:
         optimizer = 0
-    elif vime_of(plan).arguments_on(plan.hardware.hardware).get("use-precision-aware-optimizer"):
+    elif flags.get("use-stateless-adam"):
+        optimizer = STATELESS_BYTES
+    elif flags.get("use-precision-aware-optimizer"):
         optimizer = PRECISION_AWARE_BYTES
     return held * (WEIGHT_BYTES + GRADIENT_BYTES) + optimizer * (dense + experts) / division.actor_num_gpus
 
