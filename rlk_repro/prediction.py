@@ -163,7 +163,8 @@ def shape_of(plan: Plan) -> StepShape:
     if not isinstance(workload, ModuleWorkload | VimeWorkload) or not workload.is_timed or refused or not is_known:
         got = f"{plan.run.workload.kind} with {', '.join(plan.ops) or 'no operator'}"
         expected = f"a timed run of vime with {' and '.join(OPS)}"
-        hint = f"rlk-repro submit {plan.run.run} --hardware {hardware} measures it"
+        is_timed = isinstance(workload, VimeWorkload) and workload.is_timed
+        hint = f"rlk-repro submit {plan.run.run} --hardware {hardware} measures it" if is_timed else None
         raise CheckFailed(Problem(plan.run.run, "cannot be predicted", got=got, expected=expected, hint=hint))
     _require_plain(plan.run.run, layout.pipeline_parallel, layout.context_parallel)
     if isinstance(workload, ModuleWorkload):

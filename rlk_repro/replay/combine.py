@@ -129,9 +129,7 @@ def combine(sources: Sequence[Path]) -> Combined:
     for source in sources:
         bundle_id, plan, analysis, allocations, rule_changes = _read(source)
         if analysis.verdict.word in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}:
-            hint = f"rlk-repro report {shlex.quote(str(source))} --summary says why"
-            got = analysis.verdict.word.value
-            refused.append(Problem(str(source), "compares no step times", got=got, hint=hint))
+            refused.append(_refuse(source, "compares no step times", got=analysis.verdict.word.value))
             if not _is_judged_again(plan, analysis):
                 raise CheckFailed(*refused)
         if bundle_id in read:
@@ -146,8 +144,7 @@ def combine(sources: Sequence[Path]) -> Combined:
             seen.append(_Seen(allocation=item, bundle=bundle_id[:12], pairs=pairs, saved=saved))
     by_machine = group((item.gpus, item) for item in seen if item.pairs)
     if not by_machine:
-        hint = f"rlk-repro report {shlex.quote(str(sources[0]))} --summary says why"
-        raise CheckFailed(Problem("bundles", "no session or pair counts", expected="at least one", hint=hint))
+        raise CheckFailed(*(_refuse(source, "no session or pair counts") for source in sources))
     gates, reason = _pool_gates(read)
     _require_passed(gates, reason, refused)
     cautions += [reason] if reason else []
@@ -156,6 +153,11 @@ def combine(sources: Sequence[Path]) -> Combined:
     machines = tuple(map(_describe_machine, by_machine.values(), hosts))
     combined = _conclude(next(iter(read.values()))[1], machines)
     return replace(combined, gates=gates, cautions=tuple(dict.fromkeys(cautions)), differences=tuple(differences))
+
+
+def _refuse(source: Path, what: str, got: str = "") -> Problem:
+    hint = f"rlk-repro report {shlex.quote(str(source))} --summary says why"
+    return Problem(str(source), what, got=got or None, hint=hint)
 
 
 def _require_passed(gates: Sequence[Gate], reason: str, refused: Sequence[Problem]) -> None:

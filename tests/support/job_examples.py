@@ -105,13 +105,7 @@ def make_parts(workload: Workload | None = None, **changes: Any) -> Parts:
     return Parts(**values | changes)
 
 
-def run_example(
-    run_dir: RunDir,
-    workload: Workload | None = None,
-    *,
-    until: float = 0.0,
-    **changes: Any,
-) -> int:
+def run_example(run_dir: RunDir, workload: Workload | None = None, *, until: float = 0.0, **changes: Any) -> int:
     place = make_place("node-0", ("node-0",), None, until)
     return run_agent(run_dir, place, parts=make_parts(workload, **changes))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.errors import CheckFailed, SpecError
+from rlk_repro.bundle.verify import open_verified
 from rlk_repro.division import divide
 from rlk_repro.integration.start_vime import check_rollouts
 from rlk_repro.plan import Plan
@@ -23,6 +24,7 @@ from rlk_repro.switches import (
 )
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
+from tests import ROOT
 from tests.support.prepare_examples import make_rollout
 from tests.support.slurm.examples import plan_for
 from tests.support.vime_examples import list_plans, list_runs, trial_argv, with_workload
@@ -281,19 +283,17 @@ def test_parameters_are_counted_as_published(run: str, billions: float) -> None:
     ("run", "bytes_per_weight"),
     [("qwen3-30b-a3b-random-4l", 18), ("qwen3-30b-a3b-random-12l", 10), ("qwen3-30b-a3b-random", 16 / 4)],
 )
-def test_the_states_of_a_weight_take_18_bytes_and_fewer_with_other_optimizers(
-    run: str, bytes_per_weight: int
-) -> None:
+def test_the_states_of_a_weight_take_18_bytes_and_fewer_with_other_optimizers(run: str, bytes_per_weight: int) -> None:
     """GPUs that share experts and dense weights hold equal parts of both."""
     plan = plan_for(run, "h200")
     num_weights = sum(count_parameters(list_runs()[run].model))
     assert estimate_memory(plan).states_gib * 2**30 == pytest.approx(bytes_per_weight * num_weights)
 
 
-def test_sixteen_layers_on_one_gpu_have_a_warning() -> None:
-    more = ("workload.model.arguments.num-layers=16", "workload.model.arguments.moe-layer-freq='[1]*16'")
-    (warning,) = VIME.find_warnings(plan_for("qwen3-30b-a3b-random-12l", "h200", settings=more))
-    found = "about 141 GiB (weights, gradients, optimizer 99, activations 3, logits 26, fragments 13)"
+def test_sixteen_layers_that_filled_two_h200_have_a_warning() -> None:
+    with open_verified(ROOT / "docs" / "evidence" / "qwen3-30b-a3b-16l-full-h200.tgz") as (run_dir, _):
+        (warning,) = VIME.find_warnings(Plan.load(run_dir.plan))
+    found = "about 131 GiB (weights, gradients, optimizer 89, activations 3, logits 26, fragments 13)"
     assert (warning.expected, warning.found) == ("at most 130 GiB", found)
 
 
