@@ -129,7 +129,7 @@ def combine(sources: Sequence[Path]) -> Combined:
     for source in sources:
         bundle_id, plan, analysis, allocations, rule_changes = _read(source)
         if analysis.verdict.word in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}:
-            refused.append(_refuse(source, "compares no step times", got=analysis.verdict.word.value))
+            refused.append(_refuse(source, "compares no step times", analysis))
             if not _is_judged_again(plan, analysis):
                 raise CheckFailed(*refused)
         if bundle_id in read:
@@ -144,7 +144,9 @@ def combine(sources: Sequence[Path]) -> Combined:
             seen.append(_Seen(allocation=item, bundle=bundle_id[:12], pairs=pairs, saved=saved))
     by_machine = group((item.gpus, item) for item in seen if item.pairs)
     if not by_machine:
-        raise CheckFailed(*(_refuse(source, "no session or pair counts") for source in sources))
+        analyses = [analysis for _, analysis in read.values()]
+        what = "no session or pair counts"
+        raise CheckFailed(*(_refuse(source, what, found) for source, found in zip(sources, analyses, strict=True)))
     gates, reason = _pool_gates(read)
     _require_passed(gates, reason, refused)
     cautions += [reason] if reason else []
@@ -155,9 +157,9 @@ def combine(sources: Sequence[Path]) -> Combined:
     return replace(combined, gates=gates, cautions=tuple(dict.fromkeys(cautions)), differences=tuple(differences))
 
 
-def _refuse(source: Path, what: str, got: str = "") -> Problem:
+def _refuse(source: Path, what: str, analysis: Analysis) -> Problem:
     hint = f"rlk-repro report {shlex.quote(str(source))} --summary says why"
-    return Problem(str(source), what, got=got or None, hint=hint)
+    return Problem(str(source), what, got=analysis.verdict.word.value, hint=hint)
 
 
 def _require_passed(gates: Sequence[Gate], reason: str, refused: Sequence[Problem]) -> None:
