@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
+import multiprocessing
 import signal
+import sys
 from collections.abc import Callable
 
 from rlk_repro.base.guard import PR_SET_PDEATHSIG
@@ -15,12 +16,18 @@ def run_shares(number: int, run_share: Callable[[int], int]) -> list[int]:
 
     A code below 0 is the negative number of the signal that ended a process.
     """
-    pids = []
-    for share in range(1, number):
-        pid = os.fork()
-        if not pid:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
-            os._exit(run_share(share))
-        pids.append(pid)
-    return [run_share(0), *(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)]
+    fork = multiprocessing.get_context("fork")
+    others = [fork.Process(target=_run_forked, args=(run_share, share), daemon=True) for share in range(1, number)]
+    for process in others:
+        process.start()
+    codes = [run_share(0)]
+    for process in others:
+        process.join()
+        codes.append(process.exitcode or 0)
+    return codes
+
+
+def _run_forked(run_share: Callable[[int], int], share: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a daemon outlives a parent that is killed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+    sys.exit(run_share(share))
