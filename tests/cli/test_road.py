@@ -183,11 +183,11 @@ def test_a_session_measures_what_the_record_of_tokens_costs(tmp_path: Path) -> N
 
 
 def test_the_demo_finds_the_wait_that_it_plants(tmp_path: Path) -> None:
-    blocks = ("--set", "measure.blocks=2", "--set", "measure.control_blocks=0")
-    _, analysis = submit("demo", "--sessions", "1", *blocks, "--exploratory", cwd=tmp_path)
+    _, analysis = submit("demo", "--sessions", "1", "--exploratory", cwd=tmp_path)
     assert [pair["status"] for pair in analysis["pairs"]] == [PairStatus.SCORED.value]
     ratios = {effect["metric"]: effect["ratio"] for effect in analysis["effects"]}
-    assert 0.3 < ratios["step_time_s"] < 0.75
+    # the wait is half of the time in training; bounds for machines that do other work too
+    assert 0.2 < ratios["train_time_s"] < 0.9
 
 
 COMMITS = {"mode": "require", "ops": ["logp"], "commits": {"baseline": OLD, "enabled": NEW}}
