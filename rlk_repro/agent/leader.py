@@ -30,6 +30,7 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Trial
 from rlk_repro.probes.telemetry import Current
 from rlk_repro.rundir.exits import read_exit
+from rlk_repro.rundir.manifest import OTHER_RUNS
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import LESS_MEMORY, Analysis, PairStatus, TrialStatus
 from rlk_repro.rundir.state import Phase, ProgressWriter
@@ -213,7 +214,7 @@ class Leader:
         later = self._find_other_runs()
         found, beside = (list(dict.fromkeys([*earlier[place], *later[place]])) for place in (0, 1))
         if found:
-            where, runs = f"{trial.name}: host.other_runs", f"other runs: {', '.join(found)}"
+            where, runs = f"{trial.name}: {OTHER_RUNS}", f"other runs: {', '.join(found)}"
             self._note([Finding(Level.WARNING, where, "no other run", runs)])
         if beside:
             where, runs = f"{trial.name}: host.runs_beside", f"on other GPUs: {', '.join(beside)}"

@@ -49,10 +49,11 @@ def describe_node(agent: Agent) -> list[Finding]:
 
 
 def find_late_users(agent: Agent) -> list[GpuUse] | Unknown:
-    """Return the GPUs of this node that are still in use after ``idle_s``."""
+    """Return the GPUs of this node that are still in use after ``idle_s``; where they may be in use, look only once."""
     if agent.plan.num_gpus == 0:
         return []
-    return wait_until_idle(agent.parts.busy_gpus, agent.stop.wait, agent.deadlines.idle_s)
+    is_shared = agent.plan.profile.preflight.policy.get("gpu_idle", "fail") != "fail"
+    return wait_until_idle(agent.parts.busy_gpus, agent.stop.wait, 0.0 if is_shared else agent.deadlines.idle_s)
 
 
 def find_late_busy(agent: Agent, use: str) -> list[Finding]:

@@ -24,7 +24,7 @@ from rlk_repro.base.units import count, group, name_some
 from rlk_repro.logs.telemetry import find_throttled, parse_telemetry
 from rlk_repro.plan import Plan, Trial, find_run_id
 from rlk_repro.rundir.differences import Kind, read_pair
-from rlk_repro.rundir.manifest import Manifest, Unknown, diff_nodes
+from rlk_repro.rundir.manifest import OTHER_RUNS, Manifest, Unknown, diff_nodes
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import (
     Analysis,
@@ -82,7 +82,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     missing += find_unknown_nodes(plan, run_dir, scored)
     findings += [*describe_allocations(plan, run_dir, scored), *refused, *differences]
     findings += [*_limit(missing), *_limit(list(_find_unplanned(plan, run_dir)))]
-    evidence = _gather_evidence(records, differences, missing)
+    evidence = _gather_evidence(records, differences, missing, findings)
     facts = _facts(run_dir, manifests, records.trials)
     # Most runs compare speed; a thing with a headline of its own says its result instead.
     judgement = None
@@ -160,9 +160,12 @@ def _read_records(plan: Plan, run_dir: RunDir, throttled: Mapping[str, float]) -
     )
 
 
-def _gather_evidence(records: Records, differences: Sequence[Finding], missing: Sequence[Finding]) -> Evidence:
+def _gather_evidence(
+    records: Records, differences: Sequence[Finding], missing: Sequence[Finding], findings: Sequence[Finding]
+) -> Evidence:
     plan, sessions = records.plan, records.sessions
     counted = [pair.pair for pair in records.pairs if pair.is_counted]
+    ending = f": {OTHER_RUNS}"
     return Evidence(
         measure=plan.run.measure,
         lane=plan.run.lane,
@@ -171,6 +174,7 @@ def _gather_evidence(records: Records, differences: Sequence[Finding], missing: 
         trials={trial.name: trial for trial in records.trials},
         differences=differences,
         missing=[item.where for item in missing],
+        disturbed=frozenset(item.where.removesuffix(ending) for item in findings if item.where.endswith(ending)),
         blocks=records.blocks,
         shadows=[item for session in sessions for item in session.shadows],
         switch="" if plan.run.switch is None else plan.run.switch.title,

@@ -36,6 +36,7 @@ from rlk_repro.statistics.stats import (
 )
 
 MANIFESTS: Final = "manifests"
+OWN_GPUS: Final = "own_gpus"
 STEPS: Final = "steps"
 ACTIVE: Final = "rl_kernel_active"
 PAIRS: Final = "pairs"
@@ -64,6 +65,9 @@ def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
         gates += [_blocks_gate(evidence), _control_blocks_gate(evidence), judge_shadows(evidence)]
     else:
         gates.append(_steps_gate(evidence))
+    if disturbed := sorted(evidence.disturbed & {name.partition(":")[0] for name in evidence.scored_trials}):
+        detail = f"another run could use the same GPUs during {name_some(disturbed)}, which changes step times"
+        gates.append(plain_gate(OWN_GPUS, GateStatus.UNDECIDED, detail, len(evidence.scored)))
     return (*gates, _active_gate(evidence), _units_gate(evidence))
 
 

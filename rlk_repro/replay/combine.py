@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from rlk_repro.analysis.allocations import Allocation, list_allocations, number_hosts
 from rlk_repro.analysis.evidence import Evidence
-from rlk_repro.analysis.gates import ACTIVE, MANIFESTS, make_pooled_gates
+from rlk_repro.analysis.gates import ACTIVE, MANIFESTS, OWN_GPUS, make_pooled_gates
 from rlk_repro.analysis.verdict import show_gate
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import CheckFailed, Problem
@@ -46,7 +46,7 @@ from rlk_repro.statistics.stats import (
 LEAST: Final = 3
 """Machines that a claim about a kind of GPU needs; from so many hosts on, the host is the unit."""
 CONFIDENCE: Final = 0.95
-NEEDED: Final = frozenset({ACTIVE, MANIFESTS})
+NEEDED: Final = frozenset({ACTIVE, MANIFESTS, OWN_GPUS})
 """Gates that say whether the named implementation ran, and in equal software."""
 MAY_DIFFER: Final = FREE_RULES | {"rules", "time_limit_min", "stack", "stack_on"}
 """What tells nothing about a machine, beside texts and other hardware: a stack's name, for example, because the commits
@@ -154,6 +154,8 @@ def combine(sources: Sequence[Path]) -> Combined:
     hosts = [1 + number for number in number_hosts(known)]
     machines = tuple(map(_describe_machine, by_machine.values(), hosts))
     combined = _conclude(next(iter(read.values()))[1], machines)
+    if any(gate.name == OWN_GPUS for _, analysis in read.values() for gate in analysis.gates):
+        combined = replace(combined, low=None, high=None, next_low=None, next_high=None, functions_saved_s=None)
     return replace(combined, gates=gates, cautions=tuple(dict.fromkeys(cautions)), differences=tuple(differences))
 
 
@@ -339,7 +341,8 @@ def summarise(combined: Combined) -> Iterator[str]:
     where = f"{count(combined.num_machines, combined.gpu)} on {count(combined.num_hosts, 'host')}"
     saved = f"{_less(combined.ratio)} less time"
     if combined.low is None or combined.high is None:
-        yield f"{saved} on {where}; a claim about this kind of GPU needs {LEAST} hosts"
+        needed = f"{LEAST} hosts" if combined.num_hosts < LEAST else "GPUs that no other run uses"
+        yield f"{saved} on {where}; a claim about this kind of GPU needs {needed}"
     else:
         yield f"{saved} (95 % interval {_less(combined.high)} to {_less(combined.low)}) on {where}"
         yield f"{_describe_next(combined)}; {combined.unit}s differ by {combined.spread_pct:.2g} % (standard deviation)"

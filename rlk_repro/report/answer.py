@@ -22,6 +22,7 @@ from rlk_repro.report.operators import describe_speedups
 from rlk_repro.report.setting import FROZEN, ONE_GPU
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word
+from rlk_repro.rundir.manifest import OTHER_RUNS
 from rlk_repro.rundir.microbatch import LARGEST_MICROBATCH, describe_microbatches
 from rlk_repro.rundir.results import LESS_MEMORY, Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
@@ -51,7 +52,7 @@ FULL_MEMORY: Final = f"The GPU's memory was full: {LESS_MEMORY} help."
 TWICE: Final = 2.0
 BESIDE: Final = "host.runs_beside"
 SUSPECTS: Final = {
-    "host.other_runs": "another run on this machine",
+    OTHER_RUNS: "another run on this machine",
     BESIDE: "a run beside it",
     "host.trainer_processes": "processes of another trainer",
     "host.load_average": "a busy host",

@@ -265,24 +265,23 @@ def test_a_failed_pack_is_reported(tmp_path: Path) -> None:
     assert message(run_dir) == "not packed: trials/x: a symbolic link"
 
 
-GPU_PROFILE = PROFILE.replace(b"preflight: {", b"preflight: {on_blocking: continue, ")
-
-
-def test_gpus_that_stay_busy_are_a_finding_and_do_not_stop_the_run(tmp_path: Path) -> None:
-    _, run_dir = make_staged(tmp_path / "run", ONE_PAIR, profile=GPU_PROFILE, hardware="h200")
-    busy = [GpuUse(index=0, memory_used_mib=40_000)]
-    assert run_example(run_dir, busy_gpus=lambda: busy) == 0
-    findings = load_json(run_dir.node("node-0").preflight)["findings"]
-    late = [item["where"] for item in findings if item["where"].endswith(": gpu")]
-    assert late == [f"{name}: gpu" for name in OK_ONE_PAIR]
-
-
 GOOD_GPUS: dict[str, dict[str, Any]] = {
     "gpu": {"vendor": "nvidia", "count": 2, "driver": "580.1",
             "devices": [{"index": index, "name": "NVIDIA H200", "memory_total_mib": 143771} for index in range(2)]},
     "host": {"machine": "x86_64"},
 }  # fmt: skip
 TWO_GPUS = [*ONE_PAIR, "layouts.h200={num_nodes: 1, gpus_per_node: 2, tensor_parallel: 2}"]
+
+
+def test_shared_gpus_are_a_finding_of_each_trial_and_none_waits_for_them(tmp_path: Path) -> None:
+    profile = PROFILE.replace(b"preflight: {", b"preflight: {policy: {gpu_idle: warn}, ")
+    _, run_dir = make_staged(tmp_path / "run", TWO_GPUS, profile=profile, hardware="h200")
+    busy = [[GpuUse(index=0, memory_used_mib=40_000)] for _ in range(1 + len(OK_ONE_PAIR))]
+    own = Manifest(node="node-0", sections=GOOD_GPUS)
+    assert run_example(run_dir, busy_gpus=busy.pop, probe_node=lambda _: own, deadlines=Deadlines(idle_s=3600)) == 0
+    findings = load_json(run_dir.node("node-0").preflight)["findings"]
+    late = [item["where"] for item in findings if item["where"].endswith(": gpu")]
+    assert (late, busy) == ([f"{name}: gpu" for name in OK_ONE_PAIR], [])
 
 
 @pytest.mark.parametrize(("path", "policy", "code"), [("P2P/IPC", "fail", 0), ("SHM", "fail", 3), ("SHM", "warn", 0)])

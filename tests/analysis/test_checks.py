@@ -15,14 +15,7 @@ from rlk_repro.base.resources import data_dir
 from rlk_repro.bundle.verify import unpack
 from rlk_repro.logs.engines import EngineLog, read_engines
 from rlk_repro.plan import Plan
-from rlk_repro.rundir.agreement import (
-    ENGINES,
-    AgreementCheck,
-    CheckKind,
-    CheckWord,
-    choose_word,
-    list_failures,
-)
+from rlk_repro.rundir.agreement import ENGINES, AgreementCheck, CheckKind, CheckWord, choose_word, list_failures
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.spec.agreement import DTYPES, parse_contract
 from tests import ROOT

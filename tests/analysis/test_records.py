@@ -15,12 +15,14 @@ import pytest
 from rlk_repro import __version__
 from rlk_repro.analysis.allocations import find_misfits
 from rlk_repro.analysis.analyse import analyse
+from rlk_repro.analysis.gates import OWN_GPUS
 from rlk_repro.base.files import load_json, write_json, write_text
-from rlk_repro.base.findings import Level
+from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import format_utc, parse_utc
 from rlk_repro.bundle.verify import unpack
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import probe_source
+from rlk_repro.rundir.manifest import OTHER_RUNS
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, Gate, GateStatus, PairStatus, TrialStatus, VerdictWord
 from rlk_repro.schedule import make_schedule
@@ -360,6 +362,20 @@ def test_every_single_record_is_needed(tmp_path: Path, change: Change, where: st
     assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
     assert gate_of(analysis).detail == f"{NOT_COMPARED}{where}"
     assert where in {item.where for item in analysis.findings}
+
+
+@pytest.mark.parametrize(("trial", "n"), [(f"{ENABLED}: ", 1), ("07-other: ", 0), ("", 0)])
+def test_times_of_a_trial_whose_gpus_another_run_used_decide_nothing(tmp_path: Path, trial: str, n: int) -> None:
+    def note(run_dir: RunDir) -> None:
+        found = Finding(Level.WARNING, trial + OTHER_RUNS, "no other run", "theirs").to_json()
+        path = run_dir.node("node0").preflight
+        write_json(path, {**load_json(path), "findings": [found]})
+
+    analysis = analyse(make_run(tmp_path / "id", GAIN, note))
+    gates = [gate for gate in analysis.gates if gate.name == OWN_GPUS]
+    told = f"another run could use the same GPUs during {ENABLED}, which changes step times"
+    assert [(gate.status, gate.detail) for gate in gates] == [(GateStatus.UNDECIDED, told)] * n
+    assert analysis.verdict.word is (VerdictWord.INCONCLUSIVE if n else VerdictWord.FASTER)
 
 
 def test_a_pair_that_is_not_scored_needs_no_record(tmp_path: Path) -> None:

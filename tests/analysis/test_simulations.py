@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import verdicts
-from benchmarks.rules import (
-    CASES,
-    Array,
-    Case,
-    Outcome,
-    draw_times,
-    estimate,
-    list_lost,
-    simulate,
-)
+from benchmarks.rules import CASES, Array, Case, Outcome, draw_times, estimate, list_lost, simulate
 from rlk_repro.analysis.gates import CARRIED
 from rlk_repro.analysis.sessions import Session, compare_sessions, make_session
 from rlk_repro.analysis.shadows import CASES as SHADOWS

@@ -16,13 +16,7 @@ import torch
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.bench.cases import CaseTensors, expand_grids, find_floor_s, make_inputs
-from rlk_repro.bench.implementation import (
-    BenchedImplementation,
-    Builder,
-    NotMeasuredError,
-    Ready,
-    make_call,
-)
+from rlk_repro.bench.implementation import BenchedImplementation, Builder, NotMeasuredError, Ready, make_call
 from rlk_repro.bench.measure import Rates
 from rlk_repro.bench.operators import Harness, list_implementations, parse_args
 from rlk_repro.bench.peers import list_peers

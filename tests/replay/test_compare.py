@@ -12,16 +12,19 @@ import scipy.stats
 
 from rlk_repro.analysis.allocations import number_hosts
 from rlk_repro.analysis.analyse import analyse
+from rlk_repro.analysis.evidence import plain_gate
+from rlk_repro.analysis.gates import OWN_GPUS
 from rlk_repro.base.errors import CheckFailed
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.findings import Level
+from rlk_repro.replay import combine as combining
 from rlk_repro.replay.combine import combine, make_sections, summarise
 from rlk_repro.replay.compare import Match, compare_analyses, diff_bundles
 from rlk_repro.replay.difference import compare_engines, find_difference
 from rlk_repro.report.html import render_page
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, TrialStatus
+from rlk_repro.rundir.results import Analysis, GateStatus, TrialStatus
 from rlk_repro.statistics.stats import STEP_TIME, mean, paired_effect, prediction_interval, t_interval
 from tests import ROOT
 from tests.analysis.test_checks import BEGIN, SAMPLE, make_lines
@@ -314,6 +317,20 @@ def test_stacks_of_other_names_with_the_same_commits_are_one_experiment() -> Non
     ends = [found.ratio, found.high, found.low, found.next_high, found.next_low]
     saved = [round(100 - 100 * value, 2) for value in ends if value]
     assert saved == [83.32, 83.18, 83.46, 83.04, 83.60]
+
+
+def test_times_beside_a_run_on_the_same_gpu_carry_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    def add_gate(source: Path) -> Any:
+        bundle_id, plan, analysis, *others = read(source)
+        gate = plain_gate(OWN_GPUS, GateStatus.UNDECIDED, "another run could use the same GPUs", 1)
+        return bundle_id, plan, replace(analysis, gates=(*analysis.gates, gate)), *others
+
+    read = combining._read
+    monkeypatch.setattr(combining, "_read", add_gate)
+    found = combine(R3)
+    assert (found.num_hosts, found.low, found.next_high, found.functions_saved_s) == (5, None, None, None)
+    assert f"{R3[0].name}: undecided gates: own_gpus" in found.cautions
+    assert "a claim about this kind of GPU needs GPUs that no other run uses" in [*summarise(found)][len(R3)]
 
 
 def test_machines_of_two_hosts_say_nothing_about_another_host() -> None:

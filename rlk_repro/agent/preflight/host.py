@@ -18,7 +18,7 @@ from rlk_repro.prepare.contents import check_parts
 from rlk_repro.probes.host import read_free_memory
 from rlk_repro.probes.installed import serves
 from rlk_repro.probes.network import OPENS
-from rlk_repro.rundir.manifest import ACTIVE, Unknown, diff_manifests, list_ports
+from rlk_repro.rundir.manifest import ACTIVE, OTHER_RUNS, Unknown, diff_manifests, list_ports
 from rlk_repro.rundir.paths import RolloutDir
 from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec import Preflight
@@ -113,7 +113,7 @@ def check_other_runs(facts: Facts) -> Iterator[Finding]:
     runs = facts.fact("host", "other_runs")
     if isinstance(runs, list) and runs:
         found = f"other runs: {', '.join(map(str, runs))}"
-        yield wrong("host.other_runs", "no other run", found)
+        yield wrong(OTHER_RUNS, "no other run", found)
 
 
 def check_shared_memory(facts: Facts) -> Iterator[Finding]:

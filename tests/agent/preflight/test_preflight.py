@@ -13,12 +13,7 @@ from rlk_repro.agent.preflight import host
 from rlk_repro.agent.preflight.checks import judge
 from rlk_repro.agent.preflight.facts import Facts
 from rlk_repro.agent.preflight.gpu import check_hardware, find_busy, wait_until_idle
-from rlk_repro.agent.preflight.host import (
-    check_modules,
-    check_rl_kernel,
-    check_writable,
-    require_room,
-)
+from rlk_repro.agent.preflight.host import check_modules, check_rl_kernel, check_writable, require_room
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.running import find_pinned
 from rlk_repro.probes.gpu_use import GpuUse
@@ -28,13 +23,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec import Hardware, Layout, Pin, Preflight, Variant
 from rlk_repro.spec.load import load_hardware
-from tests.support.job_examples import (
-    PROFILE,
-    SETTINGS,
-    make_example_plan,
-    make_staged,
-    make_staged_facts,
-)
+from tests.support.job_examples import PROFILE, SETTINGS, make_example_plan, make_staged, make_staged_facts
 
 GIB = 1 << 30
 
