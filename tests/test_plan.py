@@ -188,8 +188,7 @@ def test_the_dry_run_says_what_the_pairs_can_show(settings: tuple[str, ...], wor
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"pair": "p1/../../../escape"}, {"variant": "enabled"}, {"is_control": True}, {"index": 7}, {"seed": 1}],
+    "change", [{"pair": "p1/../../../escape"}, {"variant": "enabled"}, {"is_control": True}, {"index": 7}, {"seed": 1}]
 )
 def test_trials_that_no_plan_gives_are_refused_with_any_hashes(change: dict[str, Any]) -> None:
     value = plan_smoke().to_json()

@@ -22,8 +22,7 @@ from tests import ROOT
 
 SOURCES = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC")
 needs_sources = pytest.mark.skipif(
-    not all(os.environ.get(name) for name in SOURCES),
-    reason=f"{', '.join(SOURCES)} do not all name checkouts",
+    not all(os.environ.get(name) for name in SOURCES), reason=f"{', '.join(SOURCES)} do not all name checkouts"
 )
 
 

@@ -284,11 +284,7 @@ def install(parent: Path, commit: str) -> None:
 
 
 @pytest.mark.real
-def test_each_trial_runs_its_commit(
-    tmp_path: Path,
-    call: Call,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_trial_runs_its_commit(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for commit in (OLD, NEW):
         install(tmp_path / "commits", commit)
     monkeypatch.setenv("RLK_COMMITS", str(tmp_path / "commits"))

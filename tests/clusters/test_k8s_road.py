@@ -140,8 +140,7 @@ def test_a_job_that_the_cluster_refuses_leaves_nothing(site: Site, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("pieces", "error"),
-    [((b"wh", b"other", b"whole"), None), ((b"wh",) * 6, "not copied in 6 tries: it was damaged")],
+    ("pieces", "error"), [((b"wh", b"other", b"whole"), None), ((b"wh",) * 6, "not copied in 6 tries: it was damaged")]
 )
 def test_a_bundle_is_copied_over_connections_that_break(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...], error: str | None

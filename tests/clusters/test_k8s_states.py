@@ -71,10 +71,7 @@ AWAY = Unreachable(Problem("kubernetes", "did not answer"))
 
 
 # what each question is answered with, and whether a reader who follows sees the end
-@pytest.mark.parametrize(
-    ("answers", "is_read"),
-    [([AWAY], False), ([RUNNING, AWAY, AWAY, None], True)],
-)
+@pytest.mark.parametrize(("answers", "is_read"), [([AWAY], False), ([RUNNING, AWAY, AWAY, None], True)])
 def test_a_server_that_restarts_ends_no_reader_who_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[Any], is_read: bool
 ) -> None:

@@ -23,15 +23,7 @@ from rlk_repro.images.stacks import NOT_PUBLISHED
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv, Profile
-from tests.support.slurm.examples import (
-    HOSTILE,
-    IMAGE_DIR,
-    RUNTIMES,
-    list_plans,
-    plan_for,
-    run_dir_of,
-    with_site,
-)
+from tests.support.slurm.examples import HOSTILE, IMAGE_DIR, RUNTIMES, list_plans, plan_for, run_dir_of, with_site
 
 WORDS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1)
 

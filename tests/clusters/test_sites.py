@@ -114,8 +114,7 @@ def test_gres_and_hardware_come_from_one_nodes_own_words(tools: Path, name: str)
 
 
 @pytest.mark.parametrize(
-    ("version", "size", "remark"),
-    [("24.05.0", {"block_size": 18}, ""), ("23.11.1", {}, "needs Slurm 24.05")],
+    ("version", "size", "remark"), [("24.05.0", {"block_size": 18}, ""), ("23.11.1", {}, "needs Slurm 24.05")]
 )
 def test_segments_and_the_runtime_come_from_the_cluster(
     tools: Path, version: str, size: dict[str, int], remark: str

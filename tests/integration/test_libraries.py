@@ -195,10 +195,7 @@ def end_step(profile: StepProfile) -> dict[str, float]:
     return timers
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"use_kl_loss": False}, {"entropy_coef": 0.01, "rollout_temperature": 0.7}],
-)
+@pytest.mark.parametrize("changes", [{"use_kl_loss": False}, {"entropy_coef": 0.01, "rollout_temperature": 0.7}])
 def test_values_and_gradients_are_bitwise_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
     module, args = load_loss_module(), make_args(**changes)
     expected = train_once(module, args)
@@ -340,11 +337,7 @@ class Nvml(ModuleType):
 
 @pytest.mark.parametrize(
     ("readings", "expected"),
-    [
-        ((1_000, 251_500, 251_500, 900_000), {0: 250.5, 1: 0.0, 2: 648.5}),
-        ((None, 7, None, 9), {}),
-        (None, {}),
-    ],
+    [((1_000, 251_500, 251_500, 900_000), {0: 250.5, 1: 0.0, 2: 648.5}), ((None, 7, None, 9), {}), (None, {})],
 )
 def test_a_step_records_the_energy_since_the_last_one(
     readings: Any, expected: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

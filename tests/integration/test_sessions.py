@@ -195,11 +195,7 @@ def switch_elsewhere(patch: pytest.MonkeyPatch, *, is_enabled: bool = True) -> N
 )
 @needs_double
 def test_a_switch_that_did_not_happen_shows(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    spoil: Any,
-    reason: str,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, spoil: Any, reason: str
 ) -> None:
     spoil(monkeypatch)
     log, _ = run_session(tmp_path, caplog, "be")

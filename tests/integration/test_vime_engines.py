@@ -401,13 +401,7 @@ def test_a_cached_prefix_that_changes_a_log_prob_is_found_with_its_token(
 # Experts that the engines choose: experts replayed for another token or layer are found.
 
 
-def record_experts(
-    folder: Path,
-    seed: int = 1,
-    *,
-    asks_vllm: bool = True,
-    **changes: Any,
-) -> EngineLog:
+def record_experts(folder: Path, seed: int = 1, *, asks_vllm: bool = True, **changes: Any) -> EngineLog:
     os.environ[STAGE] = "fallthrough"
     core = make_model(seed, has_experts=True)
     log = record(folder, core=core, asks_vllm=asks_vllm, num_experts=NUM_EXPERTS, **changes)

@@ -291,9 +291,7 @@ def test_chatter_never_changes_what_is_read(log, chatter):
 
 
 @given(
-    st.lists(st.sampled_from([b"\n", b"\r", b"x", b"1", b"N:"])).map(b"".join),
-    st.integers(1, 40),
-    st.integers(1, 40),
+    st.lists(st.sampled_from([b"\n", b"\r", b"x", b"1", b"N:"])).map(b"".join), st.integers(1, 40), st.integers(1, 40)
 )
 def test_lines_and_their_numbers_do_not_depend_on_blocks(data, block_bytes, max_line_bytes):
     scanned = scan_lines(

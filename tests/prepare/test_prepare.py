@@ -238,11 +238,7 @@ PARTS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
     [
         (PARTS, {"weight_map": dict.fromkeys(PARTS, PARTS[0])}, ""),
         (["model.safetensors"], None, ""),
-        (
-            PARTS[:2],
-            {"weight_map": {"a": PARTS[0], "b": PARTS[2]}},
-            rf"{PARTS[2]}: missing, but .*json names",
-        ),
+        (PARTS[:2], {"weight_map": {"a": PARTS[0], "b": PARTS[2]}}, rf"{PARTS[2]}: missing, but .*json names"),
         (["a.safetensors"], {"weight_map": {"x": "b.safetensors"}}, r"b\.safetensors: missing"),
         (["a.safetensors"], {"metadata": {}}, "names no shards"),
         ([], None, r"weights: missing, expected files \*\.safetensors"),

@@ -17,14 +17,7 @@ from rlk_repro.base import proc, procfs
 from rlk_repro.logs.telemetry import parse_telemetry
 from rlk_repro.probes import gpu, gpu_amd, gpu_nvidia
 from rlk_repro.probes.gpu_use import GpuUse
-from rlk_repro.probes.telemetry import (
-    AmdSensors,
-    Current,
-    NvidiaSensors,
-    ProcessSampler,
-    Sampler,
-    open_sensors,
-)
+from rlk_repro.probes.telemetry import AmdSensors, Current, NvidiaSensors, ProcessSampler, Sampler, open_sensors
 from rlk_repro.rundir.manifest import Unknown
 from tests.support.probe_examples import (
     NVIDIA,
@@ -176,10 +169,7 @@ def test_any_refusal_of_nvml_is_a_reason_and_not_an_error(tools, tmp_path):
         return [gpu_nvidia.probe(tmp_path, nvml), gpu_nvidia.read_use(nvml), NvidiaSensors(nvml).read()]
 
     whole = read(FakeNvml())
-    assert whole[1] == [
-        GpuUse(index=0, memory_used_mib=4715, pids=(404, 9)),
-        GpuUse(index=1, memory_used_mib=600),
-    ]
+    assert whole[1] == [GpuUse(index=0, memory_used_mib=4715, pids=(404, 9)), GpuUse(index=1, memory_used_mib=600)]
     for function in NVML_FUNCTIONS:
         assert read(FakeNvml(function)) != whole, function
 

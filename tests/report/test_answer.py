@@ -35,14 +35,7 @@ from rlk_repro.report.setting import (
 )
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.manifest import Manifest
-from rlk_repro.rundir.results import (
-    Analysis,
-    DecisionSummary,
-    GateStatus,
-    PairStatus,
-    TrialStatus,
-    VerdictWord,
-)
+from rlk_repro.rundir.results import Analysis, DecisionSummary, GateStatus, PairStatus, TrialStatus, VerdictWord
 from rlk_repro.statistics.power import Design
 from tests import ROOT
 from tests.support.analysis_examples import EXAMPLES, faster, small

@@ -18,15 +18,7 @@ from rlk_repro.base.files import dump_json
 from rlk_repro.base.resources import data_dir, profile_folders
 from rlk_repro.base.yamlfile import parse_yaml
 from rlk_repro.clusters.registry import BACKENDS
-from rlk_repro.spec import (
-    Hardware,
-    Preflight,
-    Profile,
-    ReferenceWorkload,
-    Run,
-    Stack,
-    run_problems,
-)
+from rlk_repro.spec import Hardware, Preflight, Profile, ReferenceWorkload, Run, Stack, run_problems
 from rlk_repro.spec.layers import LayerCount, read_layer_pattern
 from rlk_repro.spec.load import load_bytes, load_profile, load_run, parse_overrides
 from rlk_repro.spec.values import GrowingModel

@@ -16,13 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlk_repro.statistics import power, stats
-from rlk_repro.statistics.crossover import (
-    block_effect,
-    common_slope,
-    hodges_lehmann,
-    randomisation_p,
-    trimmed_interval,
-)
+from rlk_repro.statistics.crossover import block_effect, common_slope, hodges_lehmann, randomisation_p, trimmed_interval
 from rlk_repro.statistics.stats import t_quantile
 from tests import ROOT
 from tests.support.judged_pairs import make_pair
@@ -160,8 +154,7 @@ def test_a_trial_is_represented_by_median_maximum_or_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "first", "second"),
-    [([0.5, math.nan, 0.5], None, None), ([0.0] * 3, 0.5, 0.0), ([-0.4] * 3, 0.5, -0.4)],
+    ("steps", "first", "second"), [([0.5, math.nan, 0.5], None, None), ([0.0] * 3, 0.5, 0.0), ([-0.4] * 3, 0.5, -0.4)]
 )
 def test_unequal_numbers_of_steps_zero_and_negative_values_have_no_log_ratio(
     steps: list[float], first: float | None, second: float | None
@@ -363,9 +356,7 @@ BLOCKS = st.lists(
 
 
 @given(st.lists(BLOCKS, min_size=1, max_size=3))
-def test_the_randomisation_p_counts_every_drawing(
-    sessions: list[list[tuple[str, float | None]]],
-) -> None:
+def test_the_randomisation_p_counts_every_drawing(sessions: list[list[tuple[str, float | None]]]) -> None:
     found = randomisation_p(sessions)
     if all(effect is None for blocks in sessions for _, effect in blocks):
         assert found is None

@@ -196,11 +196,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("command", READING)
 def test_a_bundle_is_read_once(
-    call,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    bundles: tuple[Path, Path],
-    command: tuple[str, ...],
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundles: tuple[Path, Path], command: tuple[str, ...]
 ) -> None:
     """What is analysed is what was verified, also where another process exchanges the file meanwhile."""
     honest, forged = bundles

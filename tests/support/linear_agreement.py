@@ -298,17 +298,8 @@ def main() -> None:
 SHAPES = {
     "untied": {"is_tied": False, "is_bf16": False},
     "tied, fused weight gradients, bfloat16": {"is_tied": True, "is_fused": True, "is_bf16": True},
-    "sequence parallel, fused": {
-        "is_tied": False,
-        "is_sequence_parallel": True,
-        "is_fused": True,
-        "is_bf16": False,
-    },
-    "tied, sequence parallel, bfloat16": {
-        "is_tied": True,
-        "is_sequence_parallel": True,
-        "is_bf16": True,
-    },
+    "sequence parallel, fused": {"is_tied": False, "is_sequence_parallel": True, "is_fused": True, "is_bf16": False},
+    "tied, sequence parallel, bfloat16": {"is_tied": True, "is_sequence_parallel": True, "is_bf16": True},
 }
 
 

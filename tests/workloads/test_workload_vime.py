@@ -17,11 +17,7 @@ from rlk_repro.rundir.differences import split_arguments
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Measure, StoredRollouts
-from rlk_repro.switches import (
-    OPS_DIR,
-    SWITCH,
-    SWITCH_SCHEDULE,
-)
+from rlk_repro.switches import OPS_DIR, SWITCH, SWITCH_SCHEDULE
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
 from tests import ROOT
@@ -134,8 +130,7 @@ def test_sessions_on_rollouts_that_were_stored_before_need_one_for_each_step_of_
 
 
 @pytest.mark.parametrize(
-    ("changed", "freeze_after"),
-    [({}, "6"), ({"period_steps": 1}, "5"), ({"period_steps": 1, "warmup_steps": 1}, "1")],
+    ("changed", "freeze_after"), [({}, "6"), ({"period_steps": 1}, "5"), ({"period_steps": 1, "warmup_steps": 1}, "1")]
 )
 def test_no_scored_step_follows_the_freeze_of_python_s_objects(changed: dict[str, int], freeze_after: str) -> None:
     plan = plan_for("qwen3-4b-random", "h200")

@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from rlk_repro.agent.preflight import gpu as gpu_checks
-from rlk_repro.agent.preflight.checks import (
-    BETWEEN_NODES,
-    CHECKS,
-    IN_RUN,
-    IN_TRIAL,
-    default_policies,
-    judge,
-)
+from rlk_repro.agent.preflight.checks import BETWEEN_NODES, CHECKS, IN_RUN, IN_TRIAL, default_policies, judge
 from rlk_repro.agent.preflight.facts import Facts
 from rlk_repro.agent.preflight.gpu import find_toolkit
 from rlk_repro.base.findings import Finding, Level
@@ -57,11 +50,7 @@ DEVICE = {
 }
 PORT = {"state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)"}
 GOOD: Mapping[str, Mapping[str, Any]] = {
-    "host": {
-        "machine": "x86_64",
-        "dev_shm_gib": 1007.8,
-        "limits": {"nofile": {"soft": 1024, "hard": 1048576}},
-    },
+    "host": {"machine": "x86_64", "dev_shm_gib": 1007.8, "limits": {"nofile": {"soft": 1024, "hard": 1048576}}},
     "gpu": {
         "vendor": "nvidia",
         "count": 8,
@@ -288,11 +277,7 @@ def test_the_toolkit_is_that_of_torch_or_of_the_runtime_beside_it(
 
 
 @pytest.mark.parametrize(
-    ("driver", "compat", "is_fine"),
-    [
-        ("570.86.15", "580.95.05", True),
-        ("550.54.15", "570.86.15", False),
-    ],
+    ("driver", "compat", "is_fine"), [("570.86.15", "580.95.05", True), ("550.54.15", "570.86.15", False)]
 )
 def test_forward_compatibility_counts_as_a_driver(driver: str, compat: Any, is_fine: bool) -> None:
     found = judged(situation(gpu={"driver": driver, "compat_libcuda": compat}))

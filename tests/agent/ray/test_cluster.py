@@ -53,12 +53,7 @@ class Nodes:
         for node in nodes:
             argv = [sys.executable, "-m", "tests.support.ray.examples", str(self.run_dir.root), node]
             with self.output.open("ab") as output:
-                self.agents[node] = proc.start(
-                    [*argv, *self.options],
-                    output_fd=output.fileno(),
-                    cwd=ROOT,
-                    env=env,
-                )
+                self.agents[node] = proc.start([*argv, *self.options], output_fd=output.fileno(), cwd=ROOT, env=env)
 
     def wait(self) -> dict[str, int]:
         """As ``srun --kill-on-bad-exit=1``: an agent that ends badly ends the others."""
@@ -181,11 +176,7 @@ INTERRUPTED = {"00-p1-baseline": "interrupted"}
     ],
 )
 def test_a_lost_agent_interrupts_the_trial_and_leaves_no_process(
-    make_nodes: Callable[..., Nodes],
-    node: str,
-    number: signal.Signals,
-    code: int,
-    trials: dict[str, str],
+    make_nodes: Callable[..., Nodes], node: str, number: signal.Signals, code: int, trials: dict[str, str]
 ) -> None:
     nodes = make_nodes(seconds=300)
     nodes.start()

@@ -14,12 +14,7 @@ class NativeRatioKLOp:
         self._logp = NativeLogpOp()
 
     def __call__(
-        self,
-        policy_logits: Tensor,
-        ref_logits: Tensor,
-        action_ids: Tensor,
-        attention_mask: Tensor,
-        old_logps: Tensor,
+        self, policy_logits: Tensor, ref_logits: Tensor, action_ids: Tensor, attention_mask: Tensor, old_logps: Tensor
     ) -> tuple[Tensor, Tensor]:
         """``logits [*, V]``, the rest ``[*]``; ratio and KL are fp32 ``[*]``."""
         is_masked = ~attention_mask.to(torch.bool)
