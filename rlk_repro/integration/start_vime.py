@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.integration.ports import use_own_ports
 from rlk_repro.rundir.rollout_files import PICKLE, check_archive, check_records
 
 SCRIPT: Final = "train.py"
@@ -37,6 +39,8 @@ def main() -> int:
     # Python sets sys.argv and sys.path like this for a script; Ray's workers import from the folder of sys.argv[0]
     sys.argv = [str(script), *argv]
     sys.path.insert(0, str(script.parent))
+    if not any(flag in argv for flag in LOADING):  # with stored rollouts, vime starts no engine
+        use_own_ports(os.environ)
     runpy.run_path(str(script), run_name="__main__")
     return 0
 
