@@ -97,6 +97,11 @@ class Plan:
         return self.run.measure.design == CROSSOVER
 
     @property
+    def has_own_policies(self) -> bool:
+        """Whether each variant learns from its own rollouts, so that it can come to another reward."""
+        return self.run.lane == "live" and not self.is_crossover
+
+    @property
     def layout(self) -> Layout:
         return self.run.layouts[self.hardware.hardware]
 

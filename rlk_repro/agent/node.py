@@ -49,11 +49,13 @@ def describe_node(agent: Agent) -> list[Finding]:
 
 
 def find_late_users(agent: Agent) -> list[GpuUse] | Unknown:
-    """Return the GPUs of this node that are still in use after ``idle_s``; where they may be in use, look only once."""
+    """Return the GPUs of this node that are still in use after ``idle_s``, or after ``shared_s`` if runs share them."""
     if agent.plan.num_gpus == 0:
         return []
-    is_shared = agent.plan.profile.preflight.policy.get("gpu_idle", "fail") != "fail"
-    return wait_until_idle(agent.parts.busy_gpus, agent.stop.wait, 0.0 if is_shared else agent.deadlines.idle_s)
+    policy, deadlines = agent.plan.profile.preflight.policy, agent.deadlines
+    is_shared = all(policy.get(check, "fail") != "fail" for check in ("gpu_idle", "other_runs"))
+    limit_s = deadlines.shared_s if is_shared else deadlines.idle_s
+    return wait_until_idle(agent.parts.busy_gpus, agent.stop.wait, limit_s)
 
 
 def find_late_busy(agent: Agent, use: str) -> list[Finding]:

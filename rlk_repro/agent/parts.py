@@ -70,6 +70,7 @@ class Deadlines:
 
     grace_s: float = 20.0
     idle_s: float = 120.0
+    shared_s: float = 5.0
     followers_s: float = 1800.0
     followers_end_s: float = 60.0
     pulse_s: float = 5.0

@@ -1,4 +1,4 @@
-"""Check that one agent ran both trials of a pair, one after the other, in one allocation.
+"""Check that one agent ran both trials of a pair, one after the other, in one allocation, and alone on its GPUs.
 
 The check detects records of different runs in one folder, but not fabricated records.
 """
@@ -14,10 +14,10 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import load_json, read_start
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.units import count, format_utc, group, parse_utc
+from rlk_repro.base.units import count, format_utc, group, name_some, parse_utc
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import ExitRecord, read_exit
-from rlk_repro.rundir.manifest import Manifest
+from rlk_repro.rundir.manifest import OTHER_RUNS, Manifest
 from rlk_repro.rundir.paths import NodeDir, RunDir
 from rlk_repro.rundir.results import TrialStatus
 
@@ -99,6 +99,24 @@ def list_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str], *, least
         boots = tuple(sorted({boot for _, _, boot in here if boot}))
         allocations.append(Allocation(name=allocation, pairs=tuple(names), nodes=nodes, gpus=gpus, boots=boots))
     return allocations
+
+
+def find_disturbed(plan: Plan, run_dir: RunDir) -> dict[str, str]:
+    """Return the pairs during which another run could use the same GPUs, as the agents of a local run noted it."""
+    noted: set[tuple[Any, Any]] = set()
+    for _, agent in _list_agents(run_dir):
+        try:
+            record = load_json(agent.preflight)
+            noted |= {(record["allocation"], item["where"]) for item in record["findings"]}
+        except (BundleUnreadable, KeyError, TypeError):
+            continue
+    disturbed = {}
+    for name, trials in plan.groups().items():
+        allocations = {trial.name: read_exit(run_dir.trial(trial.name)).allocation for trial in trials}
+        found = [trial for trial, where in allocations.items() if (where, f"{trial}: {OTHER_RUNS}") in noted]
+        if found:
+            disturbed[name] = f"another run could use the same GPUs during {name_some(found)}"
+    return disturbed
 
 
 def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rlk_repro.analysis import agreement, checks, microbatch, operators
-from rlk_repro.analysis.allocations import describe_allocations, find_misfits, find_unknown_nodes
+from rlk_repro.analysis.allocations import describe_allocations, find_disturbed, find_misfits, find_unknown_nodes
 from rlk_repro.analysis.evidence import Evidence
 from rlk_repro.analysis.measured import Records
 from rlk_repro.analysis.noise import find_noise
@@ -24,7 +24,7 @@ from rlk_repro.base.units import count, group, name_some
 from rlk_repro.logs.telemetry import find_throttled, parse_telemetry
 from rlk_repro.plan import Plan, Trial, find_run_id
 from rlk_repro.rundir.differences import Kind, read_pair
-from rlk_repro.rundir.manifest import OTHER_RUNS, Manifest, Unknown, diff_nodes
+from rlk_repro.rundir.manifest import Manifest, Unknown, diff_nodes
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import (
     Analysis,
@@ -38,7 +38,7 @@ from rlk_repro.rundir.results import (
 from rlk_repro.rundir.store import read_plan
 from rlk_repro.sources import MEGATRON, OURSELVES, RL_KERNEL, VIME
 from rlk_repro.spec.values import BASELINE
-from rlk_repro.statistics.stats import STEP_TIME, pair_metrics
+from rlk_repro.statistics.stats import GATED, STEP_TIME, pair_metrics
 
 # Each fact at the head of a report: its label, and its dotted path in the manifest.
 HEADLINE_FACTS: Final = (
@@ -82,7 +82,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     missing += find_unknown_nodes(plan, run_dir, scored)
     findings += [*describe_allocations(plan, run_dir, scored), *refused, *differences]
     findings += [*_limit(missing), *_limit(list(_find_unplanned(plan, run_dir)))]
-    evidence = _gather_evidence(records, differences, missing, findings)
+    evidence = _gather_evidence(records, differences, missing)
     facts = _facts(run_dir, manifests, records.trials)
     # Most runs compare speed; a thing with a headline of its own says its result instead.
     judgement = None
@@ -149,6 +149,11 @@ def _read_records(plan: Plan, run_dir: RunDir, throttled: Mapping[str, float]) -
     else:
         pairs = list(_make_pairs(plan, trials))
     misfits = dict(_find_copies(plan, trials)) | find_misfits(plan, run_dir)
+    disturbed = find_disturbed(plan, run_dir) if plan.num_gpus else {}
+    if plan.has_own_policies:  # rewards stand, whoever uses the GPUs
+        pairs = [_leave_times_out(pair) if pair.pair in disturbed else pair for pair in pairs]
+    else:
+        misfits = disturbed | misfits
     return Records(
         plan=plan,
         run_dir=run_dir,
@@ -157,15 +162,13 @@ def _read_records(plan: Plan, run_dir: RunDir, throttled: Mapping[str, float]) -
         sessions=sessions,
         blocks=blocks,
         tokens=tokens,
+        disturbed=disturbed,
     )
 
 
-def _gather_evidence(
-    records: Records, differences: Sequence[Finding], missing: Sequence[Finding], findings: Sequence[Finding]
-) -> Evidence:
+def _gather_evidence(records: Records, differences: Sequence[Finding], missing: Sequence[Finding]) -> Evidence:
     plan, sessions = records.plan, records.sessions
     counted = [pair.pair for pair in records.pairs if pair.is_counted]
-    ending = f": {OTHER_RUNS}"
     return Evidence(
         measure=plan.run.measure,
         lane=plan.run.lane,
@@ -174,7 +177,7 @@ def _gather_evidence(
         trials={trial.name: trial for trial in records.trials},
         differences=differences,
         missing=[item.where for item in missing],
-        disturbed=frozenset(item.where.removesuffix(ending) for item in findings if item.where.endswith(ending)),
+        disturbed=records.disturbed,
         blocks=records.blocks,
         shadows=[item for session in sessions for item in session.shadows],
         switch="" if plan.run.switch is None else plan.run.switch.title,
@@ -199,6 +202,10 @@ def _drop_misfits(pairs: Iterable[PairResult], misfits: Mapping[str, str]) -> It
     for pair in pairs:
         misfit = misfits.get(pair.pair, "") if pair.status is PairStatus.SCORED else ""
         yield replace(pair, status=PairStatus.VOID, reason=misfit) if misfit else pair
+
+
+def _leave_times_out(pair: PairResult) -> PairResult:
+    return replace(pair, metrics=tuple(item for item in pair.metrics if item.metric in GATED))
 
 
 def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, float], list[Finding]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlk_repro.base.findings import Finding
@@ -29,7 +29,7 @@ class Evidence:
     Attributes:
         differences: differences of the variants outside the declared switches.
         missing: absent records of scored pairs; without these records the variants cannot be compared.
-        disturbed: the trials during which another run could use the same GPUs.
+        disturbed: the pairs during which another run could use the same GPUs.
         switch: the setting in which the variants differ, if it is not RL-Kernel; else empty.
         title: the plan's ``implementation_title``.
         serving: what must be proved to have run.
@@ -43,7 +43,7 @@ class Evidence:
     trials: Mapping[str, TrialResult]
     differences: Sequence[Finding]
     missing: Sequence[str] = ()
-    disturbed: frozenset[str] = frozenset()
+    disturbed: Collection[str] = ()
     blocks: Sequence[BlockResult] = ()
     shadows: Sequence[ShadowResult] = ()
     switch: str = ""

@@ -65,8 +65,8 @@ def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
         gates += [_blocks_gate(evidence), _control_blocks_gate(evidence), judge_shadows(evidence)]
     else:
         gates.append(_steps_gate(evidence))
-    if disturbed := sorted(evidence.disturbed & {name.partition(":")[0] for name in evidence.scored_trials}):
-        detail = f"another run could use the same GPUs during {name_some(disturbed)}, which changes step times"
+    if disturbed := [pair.pair for pair in evidence.scored if pair.pair in evidence.disturbed]:
+        detail = f"the times of {name_some(disturbed)} do not count, because another run could use the same GPUs"
         gates.append(plain_gate(OWN_GPUS, GateStatus.UNDECIDED, detail, len(evidence.scored)))
     return (*gates, _active_gate(evidence), _units_gate(evidence))
 

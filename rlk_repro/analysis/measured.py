@@ -19,7 +19,10 @@ from rlk_repro.rundir.results import BlockResult, PairResult, PairStatus, TrialR
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """``tokens`` holds, by trial, the rank, step and record of each step that compares the log-probs of its tokens."""
+    """``tokens`` holds, by trial, the rank, step and record of each step that compares the log-probs of its tokens.
+
+    ``disturbed`` are the pairs during which another run could use the same GPUs, each with a sentence.
+    """
 
     plan: Plan
     run_dir: RunDir
@@ -28,6 +31,7 @@ class Records:
     sessions: Sequence[Session]
     blocks: Sequence[BlockResult]
     tokens: Mapping[str, Sequence[tuple[int, int, Tokens]]]
+    disturbed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def failures(self) -> list[str]:

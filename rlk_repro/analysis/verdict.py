@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rlk_repro.analysis.evidence import Evidence, list_log_ratios
-from rlk_repro.analysis.gates import ACTIVE, make_gates
+from rlk_repro.analysis.gates import ACTIVE, OWN_GPUS, make_gates
 from rlk_repro.analysis.gates import CONTROL_BLOCKS as CONTROL_BLOCKS_GATE
 from rlk_repro.analysis.noise import widen
 from rlk_repro.base.units import count, format_number, group, name_some
@@ -252,8 +252,9 @@ def _show_small_change(case: _Case) -> str:
 
 def _why_inconclusive(case: _Case) -> str:
     undecided = case.gates_that(GateStatus.UNDECIDED)
-    if any(gate.name == ACTIVE for gate in undecided):
-        return next(gate.detail for gate in undecided if gate.name == ACTIVE)
+    for name in (ACTIVE, OWN_GPUS):
+        if told := next((gate.detail for gate in undecided if gate.name == name), ""):
+            return told
     if case.primary.n < case.least:
         return f"{count(case.primary.n, f'scored {case.unit}')}, at least {case.least} are needed"
     if undecided:

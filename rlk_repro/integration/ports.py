@@ -37,7 +37,10 @@ def use_own_ports(environ: Mapping[str, str]) -> None:
 
 
 def find_first_port(ray_address: str) -> int:
-    """Return where a run's engines look first for free ports: between 15000 and 19799, by the port of its Ray."""
+    """Return where a run's engines look first for free ports, by the port of its Ray.
+
+    The ports from 6379 to 6498 give 15000 to 19760, and these repeat.
+    """
     port = ray_address.rpartition(":")[2]
     distance = int(port) - DEFAULT_RAY_PORT if port.isdecimal() else 0
     return FIRST + distance * PORTS_PER_RAY_PORT % (END - FIRST - 5 * PORTS_PER_RAY_PORT)

@@ -21,7 +21,8 @@ from rlk_repro.integration.ports import use_own_ports
 from rlk_repro.rundir.rollout_files import PICKLE, check_archive, check_records
 
 SCRIPT: Final = "train.py"
-LOADING: Final = ("--load-forge-rollout-data", "--load-debug-rollout-data")
+WITHOUT_ENGINES: Final = "--load-debug-rollout-data"
+LOADING: Final = ("--load-forge-rollout-data", WITHOUT_ENGINES)
 PLACEHOLDER: Final = "{rollout_id}"
 ROUTING_REPLAY: Final = "--use-rollout-routing-replay"
 
@@ -39,7 +40,7 @@ def main() -> int:
     # Python sets sys.argv and sys.path like this for a script; Ray's workers import from the folder of sys.argv[0]
     sys.argv = [str(script), *argv]
     sys.path.insert(0, str(script.parent))
-    if not any(flag in argv for flag in LOADING):  # with stored rollouts, vime starts no engine
+    if WITHOUT_ENGINES not in argv:
         use_own_ports(os.environ)
     runpy.run_path(str(script), run_name="__main__")
     return 0

@@ -77,6 +77,7 @@ class Machine(Answer):
 class Combined(Answer):
     """``next_low`` and ``next_high`` bound the ratio of one more machine; without a claim all four ends are None.
 
+    ``ratio`` is None if no step time counts, because other runs could use the same GPUs during every pair.
     ``functions_saved_s`` is what log-probs and GRPO loss save within a step of vime, of the mean unit.
     ``gates`` judge reward, agreement, memory and response lengths over all pairs of live runs; else there are none.
     """
@@ -87,7 +88,7 @@ class Combined(Answer):
     unit: str
     num_machines: int
     num_hosts: int
-    ratio: float
+    ratio: float | None
     low: float | None
     high: float | None
     spread_pct: float | None
@@ -143,8 +144,10 @@ def combine(sources: Sequence[Path]) -> Combined:
             pairs, saved = list(_list_pairs(analysis, item)), list_saved(analysis, item.pairs)
             seen.append(_Seen(allocation=item, bundle=bundle_id[:12], pairs=pairs, saved=saved))
     by_machine = group((item.gpus, item) for item in seen if item.pairs)
-    if not by_machine:
-        analyses = [analysis for _, analysis in read.values()]
+    first = next(iter(read.values()))[0]
+    analyses = [analysis for _, analysis in read.values()]
+    is_counted = any(pair.is_counted for analysis in analyses for pair in analysis.pairs)
+    if not by_machine and not (first.has_own_policies and is_counted):
         what = "no session or pair counts"
         raise CheckFailed(*(_refuse(source, what, found) for source, found in zip(sources, analyses, strict=True)))
     gates, reason = _pool_gates(read)
@@ -153,9 +156,7 @@ def combine(sources: Sequence[Path]) -> Combined:
     known = [gpus.union(*(item.allocation.boots for item in found)) for gpus, found in by_machine.items()]
     hosts = [1 + number for number in number_hosts(known)]
     machines = tuple(map(_describe_machine, by_machine.values(), hosts))
-    combined = _conclude(next(iter(read.values()))[1], machines)
-    if any(gate.name == OWN_GPUS for _, analysis in read.values() for gate in analysis.gates):
-        combined = replace(combined, low=None, high=None, next_low=None, next_high=None, functions_saved_s=None)
+    combined = _conclude(analyses[0], machines)
     return replace(combined, gates=gates, cautions=tuple(dict.fromkeys(cautions)), differences=tuple(differences))
 
 
@@ -193,18 +194,13 @@ def _read(source: Path) -> tuple[str, Plan, Analysis, list[Allocation], str]:
 def _is_judged_again(plan: Plan, analysis: Analysis) -> bool:
     """Whether the only fault of a bundle is a worse reward or the like, which ``_pool_gates`` judges over all pairs."""
     failed = {gate.name for gate in analysis.gates if gate.status is GateStatus.FAILED}
-    return _has_own_policies(plan) and bool(failed) and failed <= GATED
-
-
-def _has_own_policies(plan: Plan) -> bool:
-    """Whether each variant learns from its own rollouts, so that it can come to another reward."""
-    return plan.run.lane == "live" and not plan.is_crossover
+    return plan.has_own_policies and bool(failed) and failed <= GATED
 
 
 def _pool_gates(read: Mapping[str, tuple[Plan, Analysis]]) -> tuple[tuple[Gate, ...], str]:
     """Judge all pairs of all bundles, or say why not: two pairs with one seed count as one."""
     plans = [plan for plan, _ in read.values()]
-    if not _has_own_policies(plans[0]):
+    if not plans[0].has_own_policies:
         return (), ""
     seeds = Counter[int]()
     for plan in plans:
@@ -299,7 +295,7 @@ def _conclude(analysis: Analysis, machines: tuple[Machine, ...]) -> Combined:
         unit="host" if is_by_host else "machine",
         num_machines=len(machines),
         num_hosts=num_hosts,
-        ratio=to_ratio(mean(values)),
+        ratio=to_ratio(mean(values)) if values else None,
         low=to_ratio(whole.low) if whole else None,
         high=to_ratio(whole.high) if whole else None,
         spread_pct=whole.stdev * 100 if whole else None,
@@ -312,6 +308,16 @@ def _conclude(analysis: Analysis, machines: tuple[Machine, ...]) -> Combined:
 
 def make_sections(combined: Combined) -> list[Section]:
     """Return what the terminal and the page show: the sentences, the machines with their mean, and one more machine."""
+    blocks: list[Block] = [Text(text=sentence) for sentence in summarise(combined)]
+    if combined.machines:
+        blocks += _draw_machines(combined)
+    if combined.gates:
+        blocks.append(make_gate_table(combined.gates, {}, title="All pairs together"))
+    title = count(combined.num_machines, "machine") if combined.machines else "Rewards only"
+    return [Section(key="machines", title=title, subject=combined.run, blocks=tuple(blocks))]
+
+
+def _draw_machines(combined: Combined) -> list[Block]:
     machines = sorted(combined.machines, key=lambda item: item.ratio)
     rows = [make_change(item.name, item.ratio, item.low, item.high) for item in machines]
     rows.append(make_change(f"mean {combined.unit}", combined.ratio, combined.low, combined.high))
@@ -324,25 +330,19 @@ def make_sections(combined: Combined) -> list[Section]:
         times = (f"{seconds * 1000:,.1f} ms" for seconds in (machine.baseline_s, machine.enabled_s))
         found = (machine.name, str(machine.host), _less(machine.ratio), str(machine.n), *times)
         cells.append((*found, ", ".join(machine.bundles)))
-    blocks: list[Block] = [
-        *(Text(text=sentence) for sentence in summarise(combined)),
-        Figures(figures=(draw_changes(rows, "forest", "Machines", caption),)),
-        make_table(*names, rows=cells, numbers=names[2:6]),
-    ]
-    if combined.gates:
-        blocks.append(make_gate_table(combined.gates, {}, title="All pairs together"))
-    title = count(combined.num_machines, "machine")
-    return [Section(key="machines", title=title, subject=combined.run, blocks=tuple(blocks))]
+    figures = Figures(figures=(draw_changes(rows, "forest", "Machines", caption),))
+    return [figures, make_table(*names, rows=cells, numbers=names[2:6])]
 
 
 def summarise(combined: Combined) -> Iterator[str]:
     """Yield what was found, what to expect, and in what the plans differ."""
     yield from combined.cautions
     where = f"{count(combined.num_machines, combined.gpu)} on {count(combined.num_hosts, 'host')}"
-    saved = f"{_less(combined.ratio)} less time"
-    if combined.low is None or combined.high is None:
-        needed = f"{LEAST} hosts" if combined.num_hosts < LEAST else "GPUs that no other run uses"
-        yield f"{saved} on {where}; a claim about this kind of GPU needs {needed}"
+    saved = "" if combined.ratio is None else f"{_less(combined.ratio)} less time"
+    if not saved:
+        yield "no step time counts: other runs could use the same GPUs"
+    elif combined.low is None or combined.high is None:
+        yield f"{saved} on {where}; a claim about this kind of GPU needs {LEAST} hosts"
     else:
         yield f"{saved} (95 % interval {_less(combined.high)} to {_less(combined.low)}) on {where}"
         yield f"{_describe_next(combined)}; {combined.unit}s differ by {combined.spread_pct:.2g} % (standard deviation)"

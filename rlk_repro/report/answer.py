@@ -123,7 +123,8 @@ def describe_answer(view: View) -> str:
         return f"Result: {describe_speedups(analysis.operators)}."
     if effect is None or effect.ratio is None:
         full = f" {FULL_MEMORY}" if _had_full_memory(analysis) else ""
-        return f"Result: nothing was compared. {_first(analysis)}{full}"
+        what = "no times were" if any(pair.is_counted for pair in analysis.pairs) else "nothing was"
+        return f"Result: {what} compared. {_first(analysis)}{full}"
     what, subject = find_words(analysis.workload).takes, analysis.switch or "RL-Kernel"
     if word is VerdictWord.NOT_COMPARABLE:
         return f"Result: with {subject}, enabled is not comparable with baseline: {_find_reason(analysis)}."

@@ -27,9 +27,9 @@ OWN_PATCH: Final = "patch"
 PATCH_IS_WHOLE: Final = "whole"
 PATCH_IS_SCRUBBED: Final = "without secrets"
 MAX_FACTS: Final = 5000
+"""Largest number of facts of one node; a node with 72 GPUs has about 2000."""
 OTHER_RUNS: Final = "host.other_runs"
 """The fact that names the runs which may use the same GPUs at the same time."""
-"""Largest number of facts of one node; a node with 72 GPUs has about 2000."""
 
 
 @dataclass(frozen=True)

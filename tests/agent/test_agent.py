@@ -273,12 +273,16 @@ GOOD_GPUS: dict[str, dict[str, Any]] = {
 TWO_GPUS = [*ONE_PAIR, "layouts.h200={num_nodes: 1, gpus_per_node: 2, tensor_parallel: 2}"]
 
 
-def test_shared_gpus_are_a_finding_of_each_trial_and_none_waits_for_them(tmp_path: Path) -> None:
-    profile = PROFILE.replace(b"preflight: {", b"preflight: {policy: {gpu_idle: warn}, ")
+@pytest.mark.parametrize(("policy", "idle_s"), [("gpu_idle: warn, other_runs: warn", 3600), ("gpu_idle: warn", 0)])
+def test_shared_gpus_are_a_finding_of_each_trial_and_none_waits_for_them(
+    tmp_path: Path, policy: str, idle_s: float
+) -> None:
+    profile = PROFILE.replace(b"preflight: {", f"preflight: {{policy: {{{policy}}}, ".encode())
+    deadlines = Deadlines(idle_s=idle_s, shared_s=3600 - idle_s)
     _, run_dir = make_staged(tmp_path / "run", TWO_GPUS, profile=profile, hardware="h200")
     busy = [[GpuUse(index=0, memory_used_mib=40_000)] for _ in range(1 + len(OK_ONE_PAIR))]
     own = Manifest(node="node-0", sections=GOOD_GPUS)
-    assert run_example(run_dir, busy_gpus=busy.pop, probe_node=lambda _: own, deadlines=Deadlines(idle_s=3600)) == 0
+    assert run_example(run_dir, busy_gpus=busy.pop, probe_node=lambda _: own, deadlines=deadlines) == 0
     findings = load_json(run_dir.node("node-0").preflight)["findings"]
     late = [item["where"] for item in findings if item["where"].endswith(": gpu")]
     assert (late, busy) == ([f"{name}: gpu" for name in OK_ONE_PAIR], [])

@@ -27,6 +27,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, Gate, GateStatus, PairStatus, TrialStatus, VerdictWord
 from rlk_repro.schedule import make_schedule
 from rlk_repro.sources import OURSELVES
+from rlk_repro.statistics.stats import STEP_TIME
 from tests import ROOT
 from tests.support.job_examples import FakeWorkload, make_staged, run_example
 from tests.support.make_run import Recipe, finish_run, make_run, reseal, verify_bundle
@@ -364,18 +365,41 @@ def test_every_single_record_is_needed(tmp_path: Path, change: Change, where: st
     assert where in {item.where for item in analysis.findings}
 
 
-@pytest.mark.parametrize(("trial", "n"), [(f"{ENABLED}: ", 1), ("07-other: ", 0), ("", 0)])
-def test_times_of_a_trial_whose_gpus_another_run_used_decide_nothing(tmp_path: Path, trial: str, n: int) -> None:
-    def note(run_dir: RunDir) -> None:
-        found = Finding(Level.WARNING, trial + OTHER_RUNS, "no other run", "theirs").to_json()
-        path = run_dir.node("node0").preflight
-        write_json(path, {**load_json(path), "findings": [found]})
+def add_other_run(run_dir: RunDir, trial: str, allocation: str = "a", place: str = ".") -> None:
+    """Let an agent note, in its latest record or in that of an earlier allocation, a run on the same GPUs."""
+    node = run_dir.node_dirs()[0]
+    path, record = node.path / place / "preflight.json", load_json(node.preflight)
+    found = Finding(Level.WARNING, f"{trial}{OTHER_RUNS}", "no other run", "other runs: theirs")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**record, "allocation": allocation or record["allocation"], "findings": [found.to_json()]})
 
-    analysis = analyse(make_run(tmp_path / "id", GAIN, note))
-    gates = [gate for gate in analysis.gates if gate.name == OWN_GPUS]
-    told = f"another run could use the same GPUs during {ENABLED}, which changes step times"
-    assert [(gate.status, gate.detail) for gate in gates] == [(GateStatus.UNDECIDED, told)] * n
-    assert analysis.verdict.word is (VerdictWord.INCONCLUSIVE if n else VerdictWord.FASTER)
+
+@pytest.mark.parametrize("place", [".", "earlier/1"])
+def test_of_pairs_beside_another_run_the_rewards_stand_and_the_times_do_not(tmp_path: Path, place: str) -> None:
+    analysis = analyse(make_run(tmp_path / "id", GAIN, lambda it: add_other_run(it, f"{ENABLED}: ", place=place)))
+    gate = gate_of(analysis, OWN_GPUS)
+    told = "the times of p1 do not count, because another run could use the same GPUs"
+    assert (gate.status, gate.detail) == (GateStatus.UNDECIDED, told)
+    assert (analysis.verdict.word, analysis.effects[0].n, analysis.effects[0].metric) == ("inconclusive", 5, STEP_TIME)
+    assert gate_of(analysis, "raw_reward").n == 6
+
+
+@pytest.mark.parametrize(
+    ("trial", "allocation"), [(f"{ENABLED}: ", "b"), ("07-p9-enabled: ", "a"), ("", "a")], ids=["gone", "other", "none"]
+)
+def test_another_run_at_another_time_disturbs_nothing(tmp_path: Path, trial: str, allocation: str) -> None:
+    analysis = analyse(make_run(tmp_path / "id", GAIN, lambda it: add_other_run(it, trial, allocation, "earlier/1")))
+    assert (analysis.verdict.word, OWN_GPUS in {gate.name for gate in analysis.gates}) == ("faster", False)
+
+
+def test_sessions_and_pairs_of_stored_rollouts_beside_another_run_are_void(tmp_path: Path) -> None:
+    recipe = Recipe(settings=(*GAIN.settings, "lane=train-only"), speedup=1.2)
+    of_pairs = make_run(tmp_path / "id", recipe, lambda it: add_other_run(it, f"{ENABLED}: "))
+    of_sessions = unpack(ONE_RANK, tmp_path / "sessions")
+    add_other_run(of_sessions, "00-s1-crossover: ", allocation="")
+    for analysis, trial in ((analyse(of_pairs), ENABLED), (analyse(of_sessions), "00-s1-crossover")):
+        void = [pair for pair in analysis.pairs if pair.status is PairStatus.VOID]
+        assert [pair.reason for pair in void] == [f"another run could use the same GPUs during {trial}"]
 
 
 def test_a_pair_that_is_not_scored_needs_no_record(tmp_path: Path) -> None:

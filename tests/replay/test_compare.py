@@ -12,22 +12,20 @@ import scipy.stats
 
 from rlk_repro.analysis.allocations import number_hosts
 from rlk_repro.analysis.analyse import analyse
-from rlk_repro.analysis.evidence import plain_gate
-from rlk_repro.analysis.gates import OWN_GPUS
 from rlk_repro.base.errors import CheckFailed
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.findings import Level
-from rlk_repro.replay import combine as combining
 from rlk_repro.replay.combine import combine, make_sections, summarise
 from rlk_repro.replay.compare import Match, compare_analyses, diff_bundles
 from rlk_repro.replay.difference import compare_engines, find_difference
 from rlk_repro.report.html import render_page
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, GateStatus, TrialStatus
+from rlk_repro.rundir.results import Analysis, TrialStatus
 from rlk_repro.statistics.stats import STEP_TIME, mean, paired_effect, prediction_interval, t_interval
 from tests import ROOT
 from tests.analysis.test_checks import BEGIN, SAMPLE, make_lines
+from tests.analysis.test_records import Change, add_other_run
 from tests.replay.test_replay import change_decisions, change_libraries
 from tests.support.analysis_examples import operators, small
 from tests.support.make_run import Recipe, finish_run, make_run
@@ -319,20 +317,6 @@ def test_stacks_of_other_names_with_the_same_commits_are_one_experiment() -> Non
     assert saved == [83.32, 83.18, 83.46, 83.04, 83.60]
 
 
-def test_times_beside_a_run_on_the_same_gpu_carry_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    def add_gate(source: Path) -> Any:
-        bundle_id, plan, analysis, *others = read(source)
-        gate = plain_gate(OWN_GPUS, GateStatus.UNDECIDED, "another run could use the same GPUs", 1)
-        return bundle_id, plan, replace(analysis, gates=(*analysis.gates, gate)), *others
-
-    read = combining._read
-    monkeypatch.setattr(combining, "_read", add_gate)
-    found = combine(R3)
-    assert (found.num_hosts, found.low, found.next_high, found.functions_saved_s) == (5, None, None, None)
-    assert f"{R3[0].name}: undecided gates: own_gpus" in found.cautions
-    assert "a claim about this kind of GPU needs GPUs that no other run uses" in [*summarise(found)][len(R3)]
-
-
 def test_machines_of_two_hosts_say_nothing_about_another_host() -> None:
     found = combine(
         [bundle for bundle in STEP if "third" in bundle.name or "fourth" in bundle.name or "second" in bundle.name]
@@ -378,15 +362,17 @@ def test_what_cannot_be_combined_is_refused(sources: list[Path], message: str) -
         combine(sources)
 
 
-def make_parts(folder: Path, *parts: tuple[int, float]) -> list[Path]:
+ALL_PASSED = "all pairs together: 5 of 5 gates passed"
+
+
+def make_parts(folder: Path, *parts: tuple[int, float], change: Change | None = None) -> list[Path]:
     """Bundles of live pairs, each with two pairs, their first seed and what the enabled variant loses of the reward."""
     settings = ("measure.scored_steps=4", "measure.warmup_steps=1", "measure.pairs=2")
-    return [
-        finish_run(
-            make_run(folder / f"{place}" / "id", Recipe(settings=(*settings, f"measure.seed={seed}"), reward_drop=drop))
-        )
-        for place, (seed, drop) in enumerate(parts)
-    ]
+    bundles = []
+    for place, (seed, drop) in enumerate(parts):
+        recipe = Recipe(settings=(*settings, f"measure.seed={seed}"), reward_drop=drop)
+        bundles.append(finish_run(make_run(folder / f"{place}" / "id", recipe, change)))
+    return bundles
 
 
 def test_the_reward_is_judged_over_the_pairs_of_all_bundles(tmp_path: Path) -> None:
@@ -395,7 +381,20 @@ def test_the_reward_is_judged_over_the_pairs_of_all_bundles(tmp_path: Path) -> N
         ("raw_reward", "passed", 6), ("train_rollout_logprob_abs_diff", "passed", 6),
         ("peak_memory_bytes", "passed", 6), ("response_length_mean", "passed", 6), ("pairs", "passed", 6),
     ]  # fmt: skip
-    assert "all pairs together: 5 of 5 gates passed" in list(summarise(found))
+    assert ALL_PASSED in list(summarise(found))
+    assert "All pairs together" in render_page(make_sections(found))
+
+
+def test_of_bundles_that_shared_a_gpu_only_the_rewards_are_combined(tmp_path: Path) -> None:
+    def share(run_dir: RunDir) -> None:
+        for trial in run_dir.trial_dirs():
+            add_other_run(run_dir, f"{trial.name}: ", place=f"earlier/{1 + int(trial.name[:2])}")
+
+    found = combine(make_parts(tmp_path, (10, 0.0), (12, 0.0), (14, 0.0), change=share))
+    assert (found.ratio, found.machines, [gate.n for gate in found.gates]) == (None, (), [6] * 5)
+    lines = [*summarise(found)]
+    assert lines[-3:-1] == ["no step time counts: other runs could use the same GPUs", ALL_PASSED]
+    assert "bundle.tgz: undecided gates: own_gpus" in lines
     assert "All pairs together" in render_page(make_sections(found))
 
 
