@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.agent.parts import Agent, NodePlace
-from rlk_repro.agent.preflight.checks import judge
+from rlk_repro.agent.preflight.checks import default_policies, judge
 from rlk_repro.agent.preflight.facts import Facts
 from rlk_repro.agent.preflight.gpu import find_busy, wait_until_idle
 from rlk_repro.agent.resume import set_node_aside
@@ -49,12 +49,12 @@ def describe_node(agent: Agent) -> list[Finding]:
 
 
 def find_late_users(agent: Agent) -> list[GpuUse] | Unknown:
-    """Return the GPUs of this node that are still in use after ``idle_s``, or after ``shared_s`` if runs share them."""
+    """Return the GPUs of this node that stay in use for ``idle_s``, or ``shared_s`` if runs share them."""
     if agent.plan.num_gpus == 0:
         return []
-    policy, deadlines = agent.plan.profile.preflight.policy, agent.deadlines
-    is_shared = all(policy.get(check, "fail") != "fail" for check in ("gpu_idle", "other_runs"))
-    limit_s = deadlines.shared_s if is_shared else deadlines.idle_s
+    policy = default_policies() | agent.plan.profile.preflight.policy
+    is_shared = "fail" not in (policy["gpu_idle"], policy["other_runs"])
+    limit_s = agent.deadlines.shared_s if is_shared else agent.deadlines.idle_s
     return wait_until_idle(agent.parts.busy_gpus, agent.stop.wait, limit_s)
 
 

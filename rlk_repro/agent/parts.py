@@ -66,6 +66,7 @@ class Deadlines:
 
     The leader changes its lock file every ``pulse_s``.  To another agent that wants to lead, it counts as ended after
     ``silent_s`` without a change.  ``handover_s``: how long an agent waits for one of an earlier allocation.
+    ``shared_s`` stands for ``idle_s`` where runs share GPUs.
     """
 
     grace_s: float = 20.0

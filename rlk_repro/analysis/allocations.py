@@ -1,4 +1,4 @@
-"""Check that one agent ran both trials of a pair, one after the other, in one allocation, and alone on its GPUs.
+"""Check that one agent ran both trials of a pair in turn, in one allocation, and alone on its GPUs.
 
 The check detects records of different runs in one folder, but not fabricated records.
 """
@@ -103,20 +103,21 @@ def list_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str], *, least
 
 def find_disturbed(plan: Plan, run_dir: RunDir) -> dict[str, str]:
     """Return the pairs during which another run could use the same GPUs, as the agents of a local run noted it."""
-    noted: set[tuple[Any, Any]] = set()
+    noted: dict[str, set[Any]] = {}
     for _, agent in _list_agents(run_dir):
         try:
             record = load_json(agent.preflight)
-            noted |= {(record["allocation"], item["where"]) for item in record["findings"]}
+            for item in record["findings"]:
+                noted.setdefault(item["where"], set()).add(record["allocation"])
         except (BundleUnreadable, KeyError, TypeError):
             continue
-    disturbed = {}
-    for name, trials in plan.groups().items():
-        allocations = {trial.name: read_exit(run_dir.trial(trial.name)).allocation for trial in trials}
-        found = [trial for trial, where in allocations.items() if (where, f"{trial}: {OTHER_RUNS}") in noted]
-        if found:
-            disturbed[name] = f"another run could use the same GPUs during {name_some(found)}"
-    return disturbed
+    disturbed: dict[str, list[str]] = {}
+    for trial in plan.trials:
+        allocations = noted.get(f"{trial.name}: {OTHER_RUNS}")
+        if allocations and read_exit(run_dir.trial(trial.name)).allocation in allocations:
+            disturbed.setdefault(trial.pair, []).append(trial.name)
+    told = "another run could use the same GPUs during"
+    return {pair: f"{told} {name_some(names)}" for pair, names in disturbed.items()}
 
 
 def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:

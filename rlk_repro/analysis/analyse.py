@@ -150,7 +150,7 @@ def _read_records(plan: Plan, run_dir: RunDir, throttled: Mapping[str, float]) -
         pairs = list(_make_pairs(plan, trials))
     misfits = dict(_find_copies(plan, trials)) | find_misfits(plan, run_dir)
     disturbed = find_disturbed(plan, run_dir) if plan.num_gpus else {}
-    if plan.has_own_policies:  # rewards stand, whoever uses the GPUs
+    if plan.has_own_policies:  # a neighbour on the GPU makes steps longer, but changes no reward
         pairs = [_leave_times_out(pair) if pair.pair in disturbed else pair for pair in pairs]
     else:
         misfits = disturbed | misfits

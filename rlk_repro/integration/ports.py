@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -19,15 +18,16 @@ FIRST: Final = 15_000
 """Where vime looks first; it takes some 34 ports for an engine."""
 END: Final = 20_000
 """From here on, vime looks for ports of its trainers."""
-PORTS_PER_RAY_PORT: Final = 40
+DISTANCE: Final = 40
+NUM_PLACES: Final = 120
 DEFAULT_RAY_PORT: Final = 6379
 FIRST_OWN: Final = "RLK_REPRO_FIRST_ENGINE_PORT"
 MODULE: Final = "vime.ray.ray_actor"
 
 
-def use_own_ports(environ: Mapping[str, str]) -> None:
-    """Start the driver's connection to Ray, so that every worker calls ``watch``; not for a run on Ray's usual port."""
-    first = find_first_port(environ.get("RAY_ADDRESS", ""))
+def use_own_ports() -> None:
+    """Connect the driver to Ray so that every worker calls ``watch``; not for a run on Ray's usual port."""
+    first = find_engine_port(os.environ.get("RAY_ADDRESS", ""))
     if first == FIRST:
         return
     import ray
@@ -36,18 +36,18 @@ def use_own_ports(environ: Mapping[str, str]) -> None:
     ray.init(runtime_env={"worker_process_setup_hook": hook, "env_vars": {FIRST_OWN: str(first)}})
 
 
-def find_first_port(ray_address: str) -> int:
+def find_engine_port(ray_address: str) -> int:
     """Return where a run's engines look first for free ports, by the port of its Ray.
 
     The ports from 6379 to 6498 give 15000 to 19760, and these repeat.
     """
     port = ray_address.rpartition(":")[2]
-    distance = int(port) - DEFAULT_RAY_PORT if port.isdecimal() else 0
-    return FIRST + distance * PORTS_PER_RAY_PORT % (END - FIRST - 5 * PORTS_PER_RAY_PORT)
+    place = int(port) - DEFAULT_RAY_PORT if port.isdecimal() else 0
+    return FIRST + place % NUM_PLACES * DISTANCE
 
 
 def watch() -> None:
-    """Change vime's search as soon as this worker imports it: to import it now would load torch into idle workers."""
+    """Change vime's search when this worker imports it; an import now would load torch into idle workers."""
     sys.meta_path.insert(0, _Watch())
 
 

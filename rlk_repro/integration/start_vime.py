@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -41,7 +40,7 @@ def main() -> int:
     sys.argv = [str(script), *argv]
     sys.path.insert(0, str(script.parent))
     if WITHOUT_ENGINES not in argv:
-        use_own_ports(os.environ)
+        use_own_ports()
     runpy.run_path(str(script), run_name="__main__")
     return 0
 

@@ -47,7 +47,7 @@ LEAST: Final = 3
 """Machines that a claim about a kind of GPU needs; from so many hosts on, the host is the unit."""
 CONFIDENCE: Final = 0.95
 NEEDED: Final = frozenset({ACTIVE, MANIFESTS, OWN_GPUS})
-"""Gates that say whether the named implementation ran, and in equal software."""
+"""Gates that say whether the named implementation ran, in equal software, and on GPUs of its own."""
 MAY_DIFFER: Final = FREE_RULES | {"rules", "time_limit_min", "stack", "stack_on"}
 """What tells nothing about a machine, beside texts and other hardware: a stack's name, for example, because the commits
 that really ran are compared."""
@@ -337,21 +337,26 @@ def _draw_machines(combined: Combined) -> list[Block]:
 def summarise(combined: Combined) -> Iterator[str]:
     """Yield what was found, what to expect, and in what the plans differ."""
     yield from combined.cautions
-    where = f"{count(combined.num_machines, combined.gpu)} on {count(combined.num_hosts, 'host')}"
-    saved = "" if combined.ratio is None else f"{_less(combined.ratio)} less time"
-    if not saved:
+    yield from _summarise_times(combined)
+    if combined.gates:
+        yield f"all pairs together: {count_gates(combined.gates)}"
+    if combined.differences:
+        yield f"the plans also differ in what measures nothing: {count(len(combined.differences), 'value')} (--json)"
+
+
+def _summarise_times(combined: Combined) -> Iterator[str]:
+    if combined.ratio is None:
         yield "no step time counts: other runs could use the same GPUs"
-    elif combined.low is None or combined.high is None:
+        return
+    where = f"{count(combined.num_machines, combined.gpu)} on {count(combined.num_hosts, 'host')}"
+    saved = f"{_less(combined.ratio)} less time"
+    if combined.low is None or combined.high is None:
         yield f"{saved} on {where}; a claim about this kind of GPU needs {LEAST} hosts"
     else:
         yield f"{saved} (95 % interval {_less(combined.high)} to {_less(combined.low)}) on {where}"
         yield f"{_describe_next(combined)}; {combined.unit}s differ by {combined.spread_pct:.2g} % (standard deviation)"
     if combined.functions_saved_s is not None:
         yield f"in these steps, {describe_saved(combined.functions_saved_s)}"
-    if combined.gates:
-        yield f"all pairs together: {count_gates(combined.gates)}"
-    if combined.differences:
-        yield f"the plans also differ in what measures nothing: {count(len(combined.differences), 'value')} (--json)"
 
 
 def _describe_next(combined: Combined) -> str:

@@ -273,11 +273,18 @@ GOOD_GPUS: dict[str, dict[str, Any]] = {
 TWO_GPUS = [*ONE_PAIR, "layouts.h200={num_nodes: 1, gpus_per_node: 2, tensor_parallel: 2}"]
 
 
-@pytest.mark.parametrize(("policy", "idle_s"), [("gpu_idle: warn, other_runs: warn", 3600), ("gpu_idle: warn", 0)])
-def test_shared_gpus_are_a_finding_of_each_trial_and_none_waits_for_them(
-    tmp_path: Path, policy: str, idle_s: float
+@pytest.mark.parametrize(
+    ("preflight", "idle_s"),
+    [
+        (b"policy: {gpu_idle: warn, other_runs: warn}", 3600),
+        (b"policy: {gpu_idle: warn}", 0),
+        (b"on_blocking: continue", 0),
+    ],
+)
+def test_gpus_that_stay_busy_are_a_finding_of_each_trial_and_no_run_waits_for_gpus_that_it_shares(
+    tmp_path: Path, preflight: bytes, idle_s: float
 ) -> None:
-    profile = PROFILE.replace(b"preflight: {", f"preflight: {{policy: {{{policy}}}, ".encode())
+    profile = PROFILE.replace(b"preflight: {", b"preflight: {" + preflight + b", ")
     deadlines = Deadlines(idle_s=idle_s, shared_s=3600 - idle_s)
     _, run_dir = make_staged(tmp_path / "run", TWO_GPUS, profile=profile, hardware="h200")
     busy = [[GpuUse(index=0, memory_used_mib=40_000)] for _ in range(1 + len(OK_ONE_PAIR))]

@@ -14,7 +14,7 @@ import pytest
 
 from rlk_repro.base import proc
 from rlk_repro.integration import start_vime
-from rlk_repro.integration.ports import END, FIRST, FIRST_OWN, find_first_port, watch
+from rlk_repro.integration.ports import END, FIRST, FIRST_OWN, find_engine_port, watch
 from tests import ROOT
 
 STORED = "--load-debug-rollout-data"
@@ -30,10 +30,10 @@ print(ask(start_port=15000), ask(start_port=15900, consecutive=31), ask(start_po
 
 
 def test_every_port_that_a_run_gives_to_ray_has_engine_ports_of_its_own() -> None:
-    assert [find_first_port(address) for address in ("", "10.0.0.1:6379", "[::1]:6388")] == [FIRST, FIRST, 15_360]
-    firsts = sorted(find_first_port(f"here:{6379 + 9 * number}") for number in range(13))
+    assert [find_engine_port(address) for address in ("", "10.0.0.1:6379", "[::1]:6388")] == [FIRST, FIRST, 15_360]
+    firsts = sorted(find_engine_port(f"here:{6379 + 9 * number}") for number in range(13))
     assert min(after - before for before, after in itertools.pairwise(firsts)) >= 300
-    assert all(FIRST <= find_first_port(f"here:{port}") <= END - 200 for port in range(1024, 8100))
+    assert all(FIRST <= find_engine_port(f"here:{port}") <= END - 200 for port in range(1024, 8100))
 
 
 @pytest.mark.parametrize(("lane", "port", "first"), [([], 6388, "15360"), ([STORED], 6388, None), ([], 6379, None),
