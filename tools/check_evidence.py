@@ -18,12 +18,9 @@ FOLDER: Final = Path(__file__).parents[1] / "docs" / "evidence"
 REWORDED: Final = {
     "module-qwen3-4b-pairs-h200.tgz",
     "module-qwen3-4b-replay-h200.tgz",
-    "module-qwen3-4b-sessions-entropy-h200.tgz",
     "module-qwen3-4b-sessions-h200.tgz",
     "module-qwen3-4b-tp2-h200.tgz",
     "qwen3-4b-random-against-compile-h200.tgz",
-    "qwen3-4b-random-gc-freeze-h200.tgz",
-    "qwen3-4b-random-h200.tgz",
 }
 NUM_PROCESSES: Final = 2
 

@@ -31,6 +31,7 @@ _TIMER: Final = re.compile(rb"Timer \w{1,100} (?:start|end \(elapsed: (\d{1,12}\
 _ACTOR: Final = re.compile(rb"\(([A-Za-z_][\w.:]{0,100} pid=\d{1,12}(?:, ip=[^\s()]{1,64})?)\)")
 _BEGIN: Final = re.compile(rb"(?:\d{4}-[\dT:.\-]{1,30}Z )?" + _ACTOR.pattern + b" ?")
 _IN_NUMBER: Final = re.compile(rb"[\d.eE+-]\n[\d.eE+-]")
+_TORN_VALUE: Final = re.compile(rb"(?<=': )[\d.eE+-]+\n[\d.eE+-]+")
 TRAINERS: Final = ("TrainRayActor",)
 ACTORS: Final = (*TRAINERS, "RolloutManager", "RolloutExecutor")
 """Parts of the names of Ray's actors whose metrics are read: vime's own, and those of trainers that grew from slime."""
@@ -48,6 +49,7 @@ _STEP_INDEX: Final = "train/step"
 
 class LogReject(StrEnum):
     CUT_OFF = "the dict is cut off"
+    TORN_NUMBER = "one number of a torn dict is torn itself"
     MALFORMED = "not a dict of numbers"
     UNKNOWN_KEYS = "no known metric"
     WRONG_INDEX = "train/step disagrees with the number of the line"
@@ -196,7 +198,7 @@ class _LogReader:
         """Read again each dict that its line cuts off, with the text that its actor printed in its next line.
 
         Ray's log monitor prints what a file holds so far, which may be half of a line that vime is writing.  A number
-        that is torn itself is not read: nothing would show a lost digit.
+        that is torn itself is left out and counted: nothing would show a lost digit.
         """
         torn, self.torn = self.torn, {}
         waiting: dict[bytes, int] = {}
@@ -212,13 +214,19 @@ class _LogReader:
     def _read_joined(self, torn: dict[int, _Torn], number: int, begin: re.Match[bytes]) -> bool:
         """Read the dict of line ``number`` and of the line that begins with ``begin``; return False if it is none."""
         first, rest = torn[number], begin.string[begin.end() : begin.end() + MAX_TORN_BYTES]
-        if _IN_NUMBER.search(first.body[-2:] + rest[:1]):
-            return False
+        head = first.body.rstrip(b"\r\n")
+        joined, num_torn = _TORN_VALUE.subn(b"None", head + b"\n" + rest, count=1)
+        if not num_torn:
+            if _IN_NUMBER.search(head[-1:] + b"\n" + rest[:1]):
+                return False
+            joined = head + rest
         try:
-            numbers = self._read_dict(first.body.rstrip(b"\r\n") + rest)
+            numbers = self._read_dict(joined)
         except NotADict:
             return False
         self._line = number
+        if num_torn:
+            self.rejects[LogReject.TORN_NUMBER.value] += 1
         self._keep(first.kind, first.index, numbers)
         del torn[number]
         return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,15 +25,19 @@ from rlk_repro.plan import Plan
 from rlk_repro.prediction import PS_PER_MS, Measured, shape_of
 from rlk_repro.replay.compare import changes_nothing
 from rlk_repro.replay.recorded import CONTRADICTS, open_intact, read_result
-from rlk_repro.report.blocks import Block, Figures, Section, Text, make_table
+from rlk_repro.report.blocks import Block, Figure, Figures, Section, Text, make_table
 from rlk_repro.report.forest import draw_changes, make_change
+from rlk_repro.report.plots import plot_steps
 from rlk_repro.report.results import describe_saved, list_saved, make_gate_table
+from rlk_repro.report.view import Context, View
 from rlk_repro.rundir.results import Analysis, Gate, GateStatus, PairResult, TrialResult, VerdictWord, count_gates
 from rlk_repro.spec.choices import FREE_RULES
 from rlk_repro.statistics.stats import (
+    ABS_DIFF,
     GATED,
     LOSS,
     NO_GRAD,
+    RAW_REWARD,
     STEP_TIME,
     Interval,
     mean,
@@ -80,6 +84,7 @@ class Combined(Answer):
     ``ratio`` is None if no step time counts, because other runs could use the same GPUs during every pair.
     ``functions_saved_s`` is what log-probs and GRPO loss save within a step of vime, of the mean unit.
     ``gates`` judge reward, agreement, memory and response lengths over all pairs of live runs; else there are none.
+    ``curves`` draw reward and agreement of their trials, and are left out of the JSON.
     """
 
     run: str
@@ -97,8 +102,12 @@ class Combined(Answer):
     functions_saved_s: Interval | None
     machines: tuple[Machine, ...]
     gates: tuple[Gate, ...] = ()
+    curves: tuple[Figure, ...] = ()
     cautions: tuple[str, ...] = ()
     differences: tuple[Finding, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in super().to_json().items() if key != "curves"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +135,7 @@ def combine(sources: Sequence[Path]) -> Combined:
     seen: list[_Seen] = []
     differences: list[Finding] = []
     cautions: list[str] = []
+    unproved: list[tuple[str, Set[str]]] = []
     refused: list[Problem] = []
     for source in sources:
         bundle_id, plan, analysis, allocations, rule_changes = _read(source)
@@ -138,8 +148,8 @@ def combine(sources: Sequence[Path]) -> Combined:
         read[bundle_id] = plan, analysis
         differences += _require_same(source, next(iter(read.values()))[0], plan)
         cautions += [f"exploratory: {rule_changes}"] if plan.is_exploratory else []
-        unproved = [gate.name for gate in analysis.gates if gate.name in NEEDED and gate.status is GateStatus.UNDECIDED]
-        cautions += [f"{source.name}: undecided gates: {', '.join(unproved)}"] if unproved else []
+        undecided = {gate.name for gate in analysis.gates if gate.status is GateStatus.UNDECIDED}
+        unproved.append((source.name, undecided & NEEDED))
         for item in allocations:
             pairs, saved = list(_list_pairs(analysis, item)), list_saved(analysis, item.pairs)
             seen.append(_Seen(allocation=item, bundle=bundle_id[:12], pairs=pairs, saved=saved))
@@ -153,11 +163,20 @@ def combine(sources: Sequence[Path]) -> Combined:
     gates, reason = _pool_gates(read)
     _require_passed(gates, reason, refused)
     cautions += [reason] if reason else []
+    told: Set[str] = frozenset() if by_machine else {OWN_GPUS}  # that no time counts is said once for all bundles
+    for name, names in unproved:
+        cautions += [f"{name}: undecided gates: {', '.join(sorted(names - told))}"] if names - told else []
     known = [gpus.union(*(item.allocation.boots for item in found)) for gpus, found in by_machine.items()]
     hosts = [1 + number for number in number_hosts(known)]
     machines = tuple(map(_describe_machine, by_machine.values(), hosts))
     combined = _conclude(analyses[0], machines)
-    return replace(combined, gates=gates, cautions=tuple(dict.fromkeys(cautions)), differences=tuple(differences))
+    return replace(
+        combined,
+        gates=gates,
+        curves=_draw_curves(analyses) if gates else (),
+        cautions=tuple(dict.fromkeys(cautions)),
+        differences=tuple(differences),
+    )
 
 
 def _refuse(source: Path, what: str, analysis: Analysis) -> Problem:
@@ -228,6 +247,12 @@ def _pool_gates(read: Mapping[str, tuple[Plan, Analysis]]) -> tuple[tuple[Gate, 
         has_rollout_log_probs=run.workload.has_rollout_log_probs(run.lane),
     )
     return make_pooled_gates(evidence), ""
+
+
+def _draw_curves(analyses: Sequence[Analysis]) -> tuple[Figure, ...]:
+    trials = tuple(trial for analysis in analyses for trial in analysis.trials)
+    view = View(replace(analyses[0], trials=trials), Context())
+    return plot_steps(view, RAW_REWARD), plot_steps(view, ABS_DIFF)
 
 
 def _list_pairs(analysis: Analysis, allocation: Allocation) -> Iterator[tuple[float, float, float]]:
@@ -313,6 +338,7 @@ def make_sections(combined: Combined) -> list[Section]:
         blocks += _draw_machines(combined)
     if combined.gates:
         blocks.append(make_gate_table(combined.gates, {}, title="All pairs together"))
+        blocks.append(Figures(figures=combined.curves))
     title = count(combined.num_machines, "machine") if combined.machines else "Rewards only"
     return [Section(key="machines", title=title, subject=combined.run, blocks=tuple(blocks))]
 

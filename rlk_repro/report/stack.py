@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from rlk_repro.analysis.gates import OWN_GPUS
 from rlk_repro.base.units import format_change
 from rlk_repro.report.blocks import Figure
 from rlk_repro.report.drawing import WIDTH, is_drawable, line, make_figure, rect, text
@@ -86,21 +87,25 @@ def plot_parts(view: View) -> Figure:
             body += [rect(left, top, width, BAR, f"part {_colour(number, names)}")] if width > 0 else []
             left += width
         top += BAR + 8
-    body += _draw_table(found, names, top + ROW, scale, unit)
+    has_change = all(gate.name != OWN_GPUS for gate in view.analysis.gates)
+    columns = (BASELINE, ENABLED, "change") if has_change else (BASELINE, ENABLED)
+    body += _draw_table(found, names, columns, top + ROW, scale, unit)
     caption = (
         "Means over the scored steps. The parts do not overlap and add up to the step. The loss, its log-probs, the "
         "optimizer, and forward and backward of the model are the parts of an update."
     )
-    if view.analysis.is_crossover:
+    if not has_change:
+        caption += " No change is shown, because these times do not count."
+    elif view.analysis.is_crossover:
         caption += " The change of a part is that of the two means, not the paired estimate."
     return make_figure(key, TITLE, caption, top + ROW * (len(names) + 2) + 8, body)
 
 
 def _draw_table(
-    found: dict[str, dict[str, float]], names: list[str], y: float, scale: float, unit: str
+    found: dict[str, dict[str, float]], names: list[str], columns: Sequence[str], y: float, scale: float, unit: str
 ) -> Iterator[str]:
     yield text(0, y, f"part ({unit})", "axis")
-    for column, name in zip(COLUMNS, (BASELINE, ENABLED, "change"), strict=True):
+    for column, name in zip(COLUMNS, columns, strict=False):
         yield text(column, y, name, "axis", "end")
     first, second = (found.get(variant, {}) for variant in (BASELINE, ENABLED))
     rows = [(name, first.get(name), second.get(name)) for name in names]
@@ -116,7 +121,7 @@ def _draw_table(
         yield text(17, y, name, style)
         for column, value in zip(COLUMNS, (was, now), strict=False):
             yield text(column, y, "–" if value is None else _format(value * scale), style, "end")
-        if was and now is not None:
+        if was and now is not None and len(columns) == len(COLUMNS):
             yield text(COLUMNS[2], y, format_change(now / was, 1), style, "end")
 
 

@@ -23,6 +23,8 @@ from rlk_repro.report.answer import describe_words
 from rlk_repro.report.labels import headline_value
 from rlk_repro.report.markdown import render_summary
 from rlk_repro.report.results import list_saved
+from rlk_repro.report.stack import plot_parts
+from rlk_repro.report.view import View
 from rlk_repro.rundir.manifest import Manifest, load_manifests
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.schedule import make_schedule
@@ -37,8 +39,7 @@ FOLDER = ROOT / "docs" / "evidence"
 PAGE = (FOLDER / "README.md").read_text()
 ONLY_IN_THE_TABLE = {
     *("module-qwen3-4b-pairs-h200", "module-qwen3-4b-replay-h200", "module-qwen3-4b-tp2-h200"),
-    *("module-qwen3-4b-sessions-entropy-h200", "qwen3-30b-a3b-random-4l-h200"),
-    "qwen3-30b-a3b-random-4l-six-h200",
+    *("qwen3-30b-a3b-random-4l-h200", "qwen3-30b-a3b-random-4l-six-h200"),
 }
 BUNDLES = sorted(FOLDER.glob("*.tgz"))
 with (FOLDER / "all-runs.csv").open() as table:
@@ -116,8 +117,30 @@ def test_every_run_of_the_table_is_there_or_says_why_not() -> None:
 
 
 def test_the_page_says_how_much_less_time_training_takes() -> None:
-    for name in ("qwen3-4b-random-h200", "qwen3-4b-random-live-h200"):
-        assert less(read_sealed(name), "train_time_s") in " ".join(PAGE.split())
+    assert less(read_sealed("qwen3-4b-random-live-h200"), "train_time_s") in " ".join(PAGE.split())
+
+
+def test_the_rewards_of_a_real_model_are_those_of_its_six_pairs() -> None:
+    gates = {gate.name: gate for gate in combine([FOLDER / f"{name}.tgz" for name in LEARNS]).gates}
+    assert {gate.status.value for gate in gates.values()} == {"passed"}
+    section = PAGE.split("## A real model that learns\n")[1].split("\n## ")[0]
+    for name, label in (("raw_reward", "reward, difference"), ("train_rollout_logprob_abs_diff", "train/rollout agree"),
+                        ("peak_memory_bytes", "peak memory"), ("response_length_mean", "response length")):  # fmt: skip
+        gate, places = gates[name], 4 if name == "raw_reward" else 3
+        (row,) = (line for line in section.splitlines() if line.startswith(f"| {label}"))
+        found, low, high = (f"{value:.{places}f}" for value in (gate.estimate, gate.low, gate.high))
+        assert row.endswith(f"| {found} ({low} to {high}) | {gate.margin:g} |")
+    for variant in ("baseline", "enabled"):
+        trials = [item for name in LEARNS for item in read_sealed(name).trials if item.variant == variant]
+        values = [series.values for item in trials if (series := item.get_series("raw_reward"))]
+        first, last = (sum(value or 0.0 for run in values for value in run[part]) / 60 for part in TENS)
+        assert f"from {first:.3f} to {last:.3f}" in section
+
+
+def test_times_beside_other_runs_stand_without_their_change() -> None:
+    for name, is_counted in ((LEARNS[0], False), (UNMODIFIED, True)):
+        figure = plot_parts(View(*load(name)[:2]))
+        assert (">change<" in figure.svg, "these times do not count" in figure.caption) == (is_counted, not is_counted)
 
 
 # The columns vime, torch.compile, RL-Kernel 202f0e3 and RL-Kernel 027c809 of the page's table.
@@ -153,6 +176,8 @@ COMPILED = "qwen3-4b-random-compile-h200"
 UNMODIFIED = "qwen3-4b-random-unmodified-alone-h200"
 GLM = "glm4-9b-random-h200"
 FULL = "qwen3-30b-a3b-16l-full-h200"
+TENS = (slice(10), slice(-10, None))
+LEARNS = [f"smollm2-135m-{seed}-h200" for seed in range(1234, 1240)]
 FOUR_LAYERS = "qwen3-30b-a3b-random-4l-sixteen-h200"
 OTHER_STEPS = ("qwen3-4b-random-live-h200", "qwen3-4b-random-tp2-h100", "qwen3-4b-random-five-h200")
 LOSS = ("module_grpo_loss_forward_s", "module_grpo_loss_backward_s")
