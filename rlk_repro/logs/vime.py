@@ -224,6 +224,8 @@ class _LogReader:
             numbers = self._read_dict(joined)
         except NotADict:
             return False
+        if num_torn and first.kind == "step" and _STEP_INDEX not in numbers:
+            return False  # nothing shows that both lines belong together
         self._line = number
         if num_torn:
             self.rejects[LogReject.TORN_NUMBER.value] += 1

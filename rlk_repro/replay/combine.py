@@ -149,7 +149,7 @@ def combine(sources: Sequence[Path]) -> Combined:
         differences += _require_same(source, next(iter(read.values()))[0], plan)
         cautions += [f"exploratory: {rule_changes}"] if plan.is_exploratory else []
         undecided = {gate.name for gate in analysis.gates if gate.status is GateStatus.UNDECIDED}
-        unproved.append((source.name, undecided & NEEDED))
+        unproved.append((str(source), undecided & NEEDED))
         for item in allocations:
             pairs, saved = list(_list_pairs(analysis, item)), list_saved(analysis, item.pairs)
             seen.append(_Seen(allocation=item, bundle=bundle_id[:12], pairs=pairs, saved=saved))
@@ -163,9 +163,7 @@ def combine(sources: Sequence[Path]) -> Combined:
     gates, reason = _pool_gates(read)
     _require_passed(gates, reason, refused)
     cautions += [reason] if reason else []
-    told: Set[str] = frozenset() if by_machine else {OWN_GPUS}  # that no time counts is said once for all bundles
-    for name, names in unproved:
-        cautions += [f"{name}: undecided gates: {', '.join(sorted(names - told))}"] if names - told else []
+    cautions += _describe_unproved(unproved, has_times=bool(by_machine))
     known = [gpus.union(*(item.allocation.boots for item in found)) for gpus, found in by_machine.items()]
     hosts = [1 + number for number in number_hosts(known)]
     machines = tuple(map(_describe_machine, by_machine.values(), hosts))
@@ -177,6 +175,16 @@ def combine(sources: Sequence[Path]) -> Combined:
         cautions=tuple(dict.fromkeys(cautions)),
         differences=tuple(differences),
     )
+
+
+def _describe_unproved(unproved: Sequence[tuple[str, Set[str]]], *, has_times: bool) -> Iterator[str]:
+    """Yield the undecided gates of each bundle; that no time counts is said once for all."""
+    if not has_times:
+        is_shared = any(OWN_GPUS in names for _, names in unproved)
+        yield "no step time counts" + (": other runs could use the same GPUs" if is_shared else "")
+    for source, names in unproved:
+        if told := names if has_times else names - {OWN_GPUS}:
+            yield f"{source}: undecided gates: {', '.join(sorted(told))}"
 
 
 def _refuse(source: Path, what: str, analysis: Analysis) -> Problem:
@@ -269,7 +277,7 @@ def _require_same(source: Path, first: Plan, plan: Plan) -> list[Finding]:
         is_free = changes_nothing(item, first, plan) or MAY_DIFFER.intersection(item.where.split("."))
         found.append(replace(item, level=Level.INFO) if is_free else item)
     refuse_blocking(found, "is another experiment", under=f"{source}: ")
-    return [replace(item, where=f"{source.name}: {item.where}") for item in found]
+    return [replace(item, where=f"{source}: {item.where}") for item in found]
 
 
 def _list_measured(plan: Plan) -> dict[str, Any]:
@@ -363,19 +371,17 @@ def _draw_machines(combined: Combined) -> list[Block]:
 def summarise(combined: Combined) -> Iterator[str]:
     """Yield what was found, what to expect, and in what the plans differ."""
     yield from combined.cautions
-    yield from _summarise_times(combined)
+    if combined.ratio is not None:
+        yield from _summarise_times(combined, combined.ratio)
     if combined.gates:
         yield f"all pairs together: {count_gates(combined.gates)}"
     if combined.differences:
         yield f"the plans also differ in what measures nothing: {count(len(combined.differences), 'value')} (--json)"
 
 
-def _summarise_times(combined: Combined) -> Iterator[str]:
-    if combined.ratio is None:
-        yield "no step time counts: other runs could use the same GPUs"
-        return
+def _summarise_times(combined: Combined, ratio: float) -> Iterator[str]:
     where = f"{count(combined.num_machines, combined.gpu)} on {count(combined.num_hosts, 'host')}"
-    saved = f"{_less(combined.ratio)} less time"
+    saved = f"{_less(ratio)} less time"
     if combined.low is None or combined.high is None:
         yield f"{saved} on {where}; a claim about this kind of GPU needs {LEAST} hosts"
     else:

@@ -121,20 +121,18 @@ def test_the_page_says_how_much_less_time_training_takes() -> None:
 
 
 def test_the_rewards_of_a_real_model_are_those_of_its_six_pairs() -> None:
-    gates = {gate.name: gate for gate in combine([FOLDER / f"{name}.tgz" for name in LEARNS]).gates}
-    assert {gate.status.value for gate in gates.values()} == {"passed"}
+    gates = combine([FOLDER / f"{name}.tgz" for name in LEARNS]).gates
+    assert [gate.status.value for gate in gates] == ["passed"] * 5
     section = PAGE.split("## A real model that learns\n")[1].split("\n## ")[0]
-    for name, label in (("raw_reward", "reward, difference"), ("train_rollout_logprob_abs_diff", "train/rollout agree"),
-                        ("peak_memory_bytes", "peak memory"), ("response_length_mean", "response length")):  # fmt: skip
-        gate, places = gates[name], 4 if name == "raw_reward" else 3
+    for label, gate in zip(("reward", "train/rollout", "peak memory", "response length"), gates, strict=False):
+        found, low, high = (f"{end:.{4 if label == 'reward' else 3}f}" for end in (gate.estimate, gate.low, gate.high))
         (row,) = (line for line in section.splitlines() if line.startswith(f"| {label}"))
-        found, low, high = (f"{value:.{places}f}" for value in (gate.estimate, gate.low, gate.high))
         assert row.endswith(f"| {found} ({low} to {high}) | {gate.margin:g} |")
     for variant in ("baseline", "enabled"):
         trials = [item for name in LEARNS for item in read_sealed(name).trials if item.variant == variant]
         values = [series.values for item in trials if (series := item.get_series("raw_reward"))]
-        first, last = (sum(value or 0.0 for run in values for value in run[part]) / 60 for part in TENS)
-        assert f"from {first:.3f} to {last:.3f}" in section
+        ends = (sum(value or 0 for run in values for value in run[part]) for part in (slice(10), slice(-10, None)))
+        assert "from {:.3f} to {:.3f}".format(*(end / 60 for end in ends)) in section
 
 
 def test_times_beside_other_runs_stand_without_their_change() -> None:
@@ -176,7 +174,6 @@ COMPILED = "qwen3-4b-random-compile-h200"
 UNMODIFIED = "qwen3-4b-random-unmodified-alone-h200"
 GLM = "glm4-9b-random-h200"
 FULL = "qwen3-30b-a3b-16l-full-h200"
-TENS = (slice(10), slice(-10, None))
 LEARNS = [f"smollm2-135m-{seed}-h200" for seed in range(1234, 1240)]
 FOUR_LAYERS = "qwen3-30b-a3b-random-4l-sixteen-h200"
 OTHER_STEPS = ("qwen3-4b-random-live-h200", "qwen3-4b-random-tp2-h100", "qwen3-4b-random-five-h200")
