@@ -19,7 +19,7 @@ from rlk_repro.bundle.verify import open_verified
 from rlk_repro.plan import Plan
 from rlk_repro.replay.combine import combine
 from rlk_repro.report import Context
-from rlk_repro.report.answer import describe_words
+from rlk_repro.report.answer import describe_words, suggest_next
 from rlk_repro.report.labels import headline_value
 from rlk_repro.report.markdown import render_summary
 from rlk_repro.report.results import list_saved
@@ -137,8 +137,10 @@ def test_the_rewards_of_a_real_model_are_those_of_its_six_pairs() -> None:
 
 def test_times_beside_other_runs_stand_without_their_change() -> None:
     for name, is_counted in ((LEARNS[0], False), (UNMODIFIED, True)):
-        figure = plot_parts(View(*load(name)[:2]))
+        view = View(*load(name)[:2])
+        figure = plot_parts(view)
         assert (">change<" in figure.svg, "these times do not count" in figure.caption) == (is_counted, not is_counted)
+        assert suggest_next(view, "b.tgz").startswith("rlk-repro combine b.tgz  # ") is not is_counted
 
 
 # The columns vime, torch.compile, RL-Kernel 202f0e3 and RL-Kernel 027c809 of the page's table.

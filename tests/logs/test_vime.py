@@ -97,6 +97,8 @@ def test_contradictions_critics_and_lines_that_ray_swallowed_add_nothing(message
 
 TORN = TRAINER + PREFIX + b"perf 7: {'perf/train_time': 2.1, 'perf/st"
 REST = b"ep_time': 2.3}"
+WITHOUT = {"perf/train_time": 2.1, "perf/x": 1.0}
+IN_KEY, IN_CALL = b"ep_time': 2.3, 'perf/tim", b"ep_time': np.float64(2"
 
 
 @pytest.mark.parametrize(
@@ -123,10 +125,6 @@ def test_a_dict_that_ray_printed_in_two_lines_is_read_whole(lines, step_time, nu
     times = {index: row["perf/step_time"].value for index, row in parsed.rows["perf"].items()}
     assert times.get(7) == step_time
     assert parsed.reject_counts == ({LogReject.CUT_OFF: num_cut_off} if num_cut_off else {})
-
-
-WITHOUT = {"perf/train_time": 2.1, "perf/x": 1.0}
-IN_KEY, IN_CALL = b"ep_time': 2.3, 'perf/tim", b"ep_time': np.float64(2"
 
 
 @pytest.mark.parametrize(

@@ -306,8 +306,6 @@ def test_the_ground_of_a_result_counts_the_allocations_with_results() -> None:
 # Reports on bundles of older rules show the noise of blocks beside the sealed interval.
 
 EVIDENCE = ROOT / "docs" / "evidence"
-
-
 FIVE = ("qwen3-4b-random-five-h200.tgz", "2.86 to 2.97 %; the noise of its blocks alone gives 2.75 to 3.09 %", "1.38")
 OTHER = ("qwen3-4b-random-tp2-h100.tgz", "3.12 to 3.74 %)", "1.65")
 
