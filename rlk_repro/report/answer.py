@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Final
 
-from rlk_repro.analysis.gates import OWN_GPUS
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
 from rlk_repro.analysis.verdict import TOO_NOISY, is_mean_elsewhere
 from rlk_repro.base.errors import shorten
@@ -262,7 +261,7 @@ def suggest_next(view: View, bundle: str) -> str:
 def _propose(view: View, bundle: str) -> str:
     """Return the command of a run that would decide, or of a replay where no flags plan that run."""
     analysis, flags = view.analysis, _find_short_flags(view)
-    if any(gate.name == OWN_GPUS for gate in analysis.gates):
+    if view.has_shared_gpus:
         return f"rlk-repro combine {bundle}  # and the bundles beside it: the rewards of all pairs are judged together"
     number = _count_deciding(analysis)
     if number is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from rlk_repro.analysis.gates import OWN_GPUS
 from rlk_repro.base.units import format_change
 from rlk_repro.report.blocks import Figure
 from rlk_repro.report.drawing import WIDTH, is_drawable, line, make_figure, rect, text
@@ -87,14 +86,12 @@ def plot_parts(view: View) -> Figure:
             body += [rect(left, top, width, BAR, f"part {_colour(number, names)}")] if width > 0 else []
             left += width
         top += BAR + 8
-    has_change = all(gate.name != OWN_GPUS for gate in view.analysis.gates)
-    columns = (BASELINE, ENABLED, "change") if has_change else (BASELINE, ENABLED)
-    body += _draw_table(found, names, columns, top + ROW, scale, unit)
+    body += _draw_table(found, names, top + ROW, scale, unit, has_change=not view.has_shared_gpus)
     caption = (
         "Means over the scored steps. The parts do not overlap and add up to the step. The loss, its log-probs, the "
         "optimizer, and forward and backward of the model are the parts of an update."
     )
-    if not has_change:
+    if view.has_shared_gpus:
         caption += " No change is shown, because these times do not count."
     elif view.analysis.is_crossover:
         caption += " The change of a part is that of the two means, not the paired estimate."
@@ -102,11 +99,12 @@ def plot_parts(view: View) -> Figure:
 
 
 def _draw_table(
-    found: dict[str, dict[str, float]], names: list[str], columns: Sequence[str], y: float, scale: float, unit: str
+    found: dict[str, dict[str, float]], names: list[str], y: float, scale: float, unit: str, *, has_change: bool
 ) -> Iterator[str]:
     yield text(0, y, f"part ({unit})", "axis")
-    for column, name in zip(COLUMNS, columns, strict=False):
-        yield text(column, y, name, "axis", "end")
+    for column, name in zip(COLUMNS, (BASELINE, ENABLED, "change"), strict=True):
+        if has_change or name != "change":
+            yield text(column, y, name, "axis", "end")
     first, second = (found.get(variant, {}) for variant in (BASELINE, ENABLED))
     rows = [(name, first.get(name), second.get(name)) for name in names]
     rows.append(("step", sum(first.values()) or None, sum(second.values()) or None))
@@ -121,7 +119,7 @@ def _draw_table(
         yield text(17, y, name, style)
         for column, value in zip(COLUMNS, (was, now), strict=False):
             yield text(column, y, "–" if value is None else _format(value * scale), style, "end")
-        if was and now is not None and len(columns) == len(COLUMNS):
+        if has_change and was and now is not None:
             yield text(COLUMNS[2], y, format_change(now / was, 1), style, "end")
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import quote
 
 from rlk_repro.analysis.allocations import Allocation
+from rlk_repro.analysis.gates import OWN_GPUS
 from rlk_repro.analysis.noise import restore_noise, widen
 from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan
@@ -168,6 +169,11 @@ class View:
         RL-Kernel's operator ``grpo_loss`` calls the trainer's functions once more, so their timers measure more work.
         """
         return not (self._has_grpo_loss and metric.startswith(INSIDE_GRPO_LOSS))
+
+    @property
+    def has_shared_gpus(self) -> bool:
+        """Whether other runs could use the same GPUs, so that times do not count."""
+        return any(gate.name == OWN_GPUS for gate in self.analysis.gates)
 
     @property
     def is_comparison(self) -> bool:

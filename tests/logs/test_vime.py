@@ -68,7 +68,7 @@ def test_a_live_log_is_read_whole():
 def test_every_reject_of_a_damaged_log_is_counted_by_reason():
     parsed = parse_log(DAMAGED)
     once = {reason.value: 1 for reason in LogReject if reason is not LogReject.HIDDEN}
-    assert parsed.reject_counts == once | {LogReject.CUT_OFF: 2}
+    assert parsed.reject_counts == once | {LogReject.CUT_OFF: 3}
     assert values_of(parsed) == {
         ("step", 0, "train/loss", "0.5"),
         ("step", 0, "train/step", "0.0"),

@@ -394,6 +394,7 @@ def test_of_bundles_that_shared_a_gpu_only_the_rewards_are_combined(tmp_path: Pa
     assert (found.ratio, found.machines, [gate.n for gate in found.gates]) == (None, (), [6] * 5)
     lines = [line for line in summarise(found) if not line.startswith("exploratory: ")]
     assert lines[:-1] == ["no step time counts: other runs could use the same GPUs", ALL_PASSED]
+    assert "All pairs together" in render_page(make_sections(found))
     assert render_page(make_sections(found)).count("A line is one trial, n = 12 trials") == 2
     assert "curves" not in found.to_json()
 
