@@ -14,6 +14,7 @@ from rlk_repro.analysis.allocations import Allocation
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.replay.recorded import load_result
+from rlk_repro.report.agreement import make_agreement
 from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_basis, describe_sensitivity
 from rlk_repro.report.blocks import Facts
@@ -306,7 +307,7 @@ def test_the_ground_of_a_result_counts_the_allocations_with_results() -> None:
 # Reports on bundles of older rules show the noise of blocks beside the sealed interval.
 
 EVIDENCE = ROOT / "docs" / "evidence"
-FOUR = ("qwen3-30b-a3b-random-4l-h200.tgz", "12.70 to 14.31 %; the noise of its blocks alone gives 12.69 to 14.32 %", "3.35")
+FOUR = ("qwen3-30b-a3b-random-4l-h200.tgz", "12.70 to 14.31 %; the noise of its blocks alone gives 12.69", "3.35")
 OTHER = ("qwen3-4b-random-tp2-h100.tgz", "3.12 to 3.74 %)", "1.65")
 
 
@@ -352,3 +353,13 @@ def test_tables_for_other_tools_have_a_row_per_step_and_per_effect(tmp_path: Pat
     assert sum(bool(row["step_time_s"]) for row in steps) == number > 0
     effects = {row["metric"]: row for row in csv.DictReader((tmp_path / "effects.csv").read_text().splitlines())}
     assert float(effects["step_time_s"]["ratio"]) == analysis.effects[0].ratio
+
+
+def test_a_table_of_no_tokens_is_left_out() -> None:
+    """Random weights train on made rollouts, which hold no log-probs to compare with."""
+    bundles = (EVIDENCE / f"{name}-h200.tgz" for name in ("glm4-9b-random-one", "qwen3-4b-random-live"))
+    without, live = (make_agreement(make_view(*load_result(path, is_linked=False)[:2])) for path in bundles)
+    first, second = (str(block) for block in without.blocks)
+    assert "No token was compared." in first
+    assert "baseline: the batch has no log-probs of the rollout" in second
+    assert "1,176,105" in str(live.blocks[1])
