@@ -26,8 +26,8 @@ def make_agreement(view: View) -> Section:
     words = [f"{item.variant}: {item.reason}" for item in found.values() if item.reason]
     about = "The table counts the tokens of scored steps by the difference between log-probs of training and rollout."
     missing = [Text(text=f"Steps without a record: {'; '.join(words)}.")] if words else []
-    is_compared = any(item.num_tokens for item in found.values())
-    blocks = [Text(text=about), table] if is_compared else [Text(text="No token was compared.")]
+    has_tokens = any(item.num_tokens or item.num_not_finite for item in found.values())
+    blocks = [Text(text=about), table] if has_tokens else [Text(text="No token was compared.")]
     return Section(key="agreement", title="Training against rollout, token by token", blocks=(*blocks, *missing))
 
 

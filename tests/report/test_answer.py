@@ -363,3 +363,9 @@ def test_a_table_of_no_tokens_is_left_out() -> None:
     assert "No token was compared." in first
     assert "baseline: the batch has no log-probs of the rollout" in second
     assert "1,176,105" in str(live.blocks[1])
+
+
+def test_tokens_without_a_finite_log_prob_are_shown() -> None:
+    analysis, context = load_result(EVIDENCE / "glm4-9b-random-one-h200.tgz", is_linked=False)[:2]
+    found = tuple(replace(item, num_not_finite=9216, reason="") for item in analysis.agreement)
+    assert "9,216" in str(make_agreement(make_view(replace(analysis, agreement=found), context)).blocks[1])

@@ -23,7 +23,7 @@ GOLDENS = TESTS / "assets" / "reports.txt"
 HEAD = "\N{SYMBOL FOR START OF HEADING}"
 """Stands before the name of a report and before its text."""
 RECORDED = {
-    "faster": "qwen3-30b-a3b-random-4l-h200",
+    "faster": "qwen3-4b-random-027c809-h200",
     "faster-in-pairs": "module-qwen3-4b-pairs-h200",
     "inconclusive": "qwen3-4b-random-live-h200",
     "operators": "operators-h200",
