@@ -177,7 +177,11 @@ def combine(sources: Sequence[Path]) -> Combined:
     )
 
 
-def _describe_unproved(unproved: Sequence[tuple[str, Set[str]]], *, has_times: bool) -> Iterator[str]:
+def _describe_unproved(
+    unproved: Sequence[tuple[str, Set[str]]],
+    *,
+    has_times: bool,
+) -> Iterator[str]:
     """Yield the undecided gates of each bundle; that no time counts is said once for all."""
     if not has_times:
         is_shared = any(OWN_GPUS in names for _, names in unproved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlk_repro.base.units import format_count, format_number
-from rlk_repro.report.blocks import Section, Text, make_table
+from rlk_repro.report.blocks import Block, Section, Text, make_table
 from rlk_repro.report.labels import number_or_dash
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import LADDER, AgreementResult
@@ -25,10 +25,13 @@ def make_agreement(view: View) -> Section:
     table = make_table("tokens", *numbers, rows=rows, numbers=numbers, note=" ".join(places), is_folded=is_folded)
     words = [f"{item.variant}: {item.reason}" for item in found.values() if item.reason]
     about = "The table counts the tokens of scored steps by the difference between log-probs of training and rollout."
-    missing = [Text(text=f"Steps without a record: {'; '.join(words)}.")] if words else []
-    has_tokens = any(item.num_tokens or item.num_not_finite for item in found.values())
-    blocks = [Text(text=about), table] if has_tokens else [Text(text="No token was compared.")]
-    return Section(key="agreement", title="Training against rollout, token by token", blocks=(*blocks, *missing))
+    blocks: list[Block] = [Text(text="No token was compared.")]
+    if any(item.num_tokens or item.num_not_finite for item in found.values()):
+        blocks = [Text(text=about), table]
+    if words:
+        blocks.append(Text(text=f"Steps without a record: {'; '.join(words)}."))
+    title = "Training against rollout, token by token"
+    return Section(key="agreement", title=title, blocks=tuple(blocks))
 
 
 def _describe(item: AgreementResult) -> dict[str, str]:

@@ -262,7 +262,8 @@ def _propose(view: View, bundle: str) -> str:
     """Return the command of a run that would decide, or of a replay where no flags plan that run."""
     analysis, flags = view.analysis, _find_short_flags(view)
     if view.has_shared_gpus:
-        return f"rlk-repro combine {bundle}  # and the bundles beside it: the rewards of all pairs are judged together"
+        together = "and the bundles beside it: the rewards of all pairs are judged together"
+        return f"rlk-repro combine {bundle}  # {together}"
     number = _count_deciding(analysis)
     if number is None:
         return ""

@@ -99,7 +99,13 @@ def plot_parts(view: View) -> Figure:
 
 
 def _draw_table(
-    found: dict[str, dict[str, float]], names: list[str], y: float, scale: float, unit: str, *, has_change: bool
+    found: dict[str, dict[str, float]],
+    names: list[str],
+    y: float,
+    scale: float,
+    unit: str,
+    *,
+    has_change: bool,
 ) -> Iterator[str]:
     yield text(0, y, f"part ({unit})", "axis")
     for column, name in zip(COLUMNS, (BASELINE, ENABLED, "change"), strict=True):

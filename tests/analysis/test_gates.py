@@ -298,7 +298,7 @@ def test_periods_of_one_step_need_control_blocks_and_no_carry_over(
     assert NOT_PLANNED in {gate.status for gate in without if gate.name == "control_blocks"}
 
 
-# of a run beside another one: the stall of 12 % makes the mean positive, the trimmed mean is negative
+# of a run beside another one: with the stall of 12 % the mean is positive, the trimmed one negative
 STALLED = (-0.0443, 0.0059, -0.0159, 0.1164, -0.0027, 0.0031, 0.0160, -0.0119)
 
 

@@ -64,8 +64,12 @@ def read_sealed(name: str) -> Analysis:
 
 
 def mean(analysis: Analysis, metric: str, variant: str) -> float:
-    trials = [trial for trial in analysis.trials if trial.variant == variant and trial.status is TrialStatus.OK]
-    values = [headline_value(metric, summary) for trial in trials if (summary := trial.summary(metric)) is not None]
+    """The mean of one variant over the trials that count."""
+    values = []
+    for trial in analysis.trials:
+        summary = trial.summary(metric)
+        if trial.variant == variant and trial.status is TrialStatus.OK and summary is not None:
+            values.append(headline_value(metric, summary))
     return sum(values) / len(values)
 
 
@@ -75,6 +79,27 @@ def less(analysis: Analysis, metric: str = "step_time_s") -> str:
     assert effect is not None
     saved = [100 - 100 * value for value in (effect.ratio, effect.high, effect.low) if value is not None]
     return "{:.2f} % less time ({:.2f} to {:.2f} %)".format(*saved)
+
+
+def write_shadows(names: list[str]) -> tuple[str, str]:
+    """The largest differences of log-probs and of gradients at the logits, as on the page."""
+    shadows = [item for name in names for item in read_sealed(name).shadows]
+    log_probs, gradients = (
+        f"{max(getattr(item, key) for item in shadows):.1e}".replace("e-0", "e-")
+        for key in ("log_prob_max", "gradient_share")
+    )
+    return log_probs, gradients
+
+
+def list_noise(analysis: Analysis) -> list[list[float]]:
+    """Differences of control blocks, and of first steps: estimate, low and high, in %."""
+    blocks = [block for block in analysis.blocks if block.is_control]
+    control = [block.log_ratio for block in blocks if block.log_ratio is not None]
+    interval, carried = trimmed_interval(control, 0.95), analysis.effect("carry_over_step_time_s")
+    assert interval and carried  # noqa: PT018
+    ratios = [math.exp(end) for end in (interval.estimate, interval.low, interval.high)]
+    ends = (ratios, [carried.ratio, carried.low, carried.high])
+    return [[100 * end - 100 for end in found if end is not None] for found in ends]
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
@@ -122,13 +147,16 @@ def test_the_rewards_of_a_real_model_are_those_of_its_six_pairs() -> None:
     gates = combine([FOLDER / f"{name}.tgz" for name in LEARNS]).gates
     assert [gate.status.value for gate in gates] == ["passed"] * 5
     section = PAGE.split("## A real model that learns\n")[1].split("\n## ")[0]
-    for label, gate in zip(("reward", "train/rollout", "peak memory", "response length"), gates, strict=False):
-        found, low, high = (f"{end:.{4 if label == 'reward' else 3}f}" for end in (gate.estimate, gate.low, gate.high))
+    labels = ("reward", "train/rollout", "peak memory", "response length")
+    for label, gate in zip(labels, gates, strict=False):
+        places = 4 if label == "reward" else 3
+        found, low, high = (f"{end:.{places}f}" for end in (gate.estimate, gate.low, gate.high))
         (row,) = (line for line in section.splitlines() if line.startswith(f"| {label}"))
         assert row.endswith(f"| {found} ({low} to {high}) | {gate.margin:g} |")
     for variant in ("baseline", "enabled"):
         first = last = 0.0
-        for trial in (item for name in LEARNS for item in read_sealed(name).trials if item.variant == variant):
+        for name in LEARNS:
+            (trial,) = (item for item in read_sealed(name).trials if item.variant == variant)
             series = trial.get_series("raw_reward")
             values = [value or 0.0 for value in series.values] if series else []
             first += sum(values[:10]) / 60
@@ -140,8 +168,10 @@ def test_times_beside_other_runs_stand_without_their_change() -> None:
     for name, is_counted in ((LEARNS[0], False), (UNMODIFIED, True)):
         view = View(*load(name)[:2])
         figure = plot_parts(view)
-        assert (">change<" in figure.svg, "these times do not count" in figure.caption) == (is_counted, not is_counted)
-        assert suggest_next(view, "b.tgz").startswith("rlk-repro combine b.tgz  # ") is not is_counted
+        assert (">change<" in figure.svg) is is_counted
+        assert ("these times do not count" in figure.caption) is not is_counted
+        proposed = suggest_next(view, "b.tgz")
+        assert proposed.startswith("rlk-repro combine b.tgz  # ") is not is_counted
 
 
 # The columns vime, torch.compile, RL-Kernel 202f0e3 and RL-Kernel 027c809 of the page's table.
@@ -244,12 +274,13 @@ def test_what_the_functions_save_within_whole_steps() -> None:
     ],
 )
 def test_how_far_shadow_steps_differ(names: list[str], words: str) -> None:
-    shadows = [item for name in names for item in read_sealed(name).shadows]
-    ends = (max(getattr(item, key) for item in shadows) for key in ("log_prob_max", "gradient_share"))
-    assert words.format(*(f"{end:.1e}".replace("e-0", "e-") for end in ends)) in " ".join(PAGE.split())
+    assert words.format(*write_shadows(names)) in " ".join(PAGE.split())
 
 
-@pytest.mark.parametrize("name", [STEPS[0], GLM_ONE, GLM, UNMODIFIED, FULL, FOUR_LAYERS, *OTHER_STEPS])
+WHOLE_STEPS = [STEPS[0], GLM_ONE, GLM, UNMODIFIED, FULL, FOUR_LAYERS, *OTHER_STEPS]
+
+
+@pytest.mark.parametrize("name", WHOLE_STEPS)
 def test_the_estimate_of_memory_is_near_what_pytorch_used_and_reserved(name: str) -> None:
     plan = load(name)[1].plan
     assert plan is not None
@@ -270,38 +301,30 @@ def test_a_step_at_the_sizes_of_glm(column: int, name: str) -> None:
     others.remove(row)
     saved, half = row.saved_ms, t_quantile(0.95, row.n - 1) * row.error_ms
     step = predict(row, others)
-    blocks: dict[tuple[str, bool], list[float]] = {}
-    for block in analysis.blocks:
-        if block.log_ratio is not None:
-            blocks.setdefault((block.session, block.is_control), []).append(block.log_ratio)
-    scatter = [100 * statistics.stdev(ratios) for (_, is_control), ratios in blocks.items() if not is_control]
-    differing = [ratio for (_, is_control), ratios in blocks.items() if is_control for ratio in ratios]
-    control, carried = trimmed_interval(differing, 0.95), analysis.effect("carry_over_step_time_s")
-    assert carried and control  # noqa: PT018
-    log_probs, gradients = (
-        f"{max(getattr(item, key) for item in analysis.shadows):.1e}".replace("e-0", "e-")
-        for key in ("log_prob_max", "gradient_share")
-    )
-
-    def percent(*values: float | None) -> str:
-        return "{:.1f} % ({:.1f} to {:.1f} %)".format(*(100 * value - 100 for value in values if value is not None))
-
-    section = PAGE.split("\n## GLM-4-9B")[1].split("\n## ")[0]
-    table = {line.split("|")[1].strip(): line.split("|")[1 + column] for line in section.splitlines() if "|" in line}
     predicted = f"{step.saved_ms:.1f} ms ({step.low_ms:.1f} to {step.high_ms:.1f} ms), afterwards"
+    blocks: dict[str, list[float]] = {}
+    for block in analysis.blocks:
+        if block.log_ratio is not None and not block.is_control:
+            blocks.setdefault(block.session, []).append(block.log_ratio)
+    scatter = [100 * statistics.stdev(ratios) for ratios in blocks.values()]
+    control, carried = list_noise(analysis)
+    percent = "{:.1f} % ({:.1f} to {:.1f} %)"
+    peak_gib = mean(analysis, "peak_memory_bytes", "enabled") / 2**30
+    log_probs, gradients = write_shadows([name])
+    table = {}
+    for line in PAGE.split("\n## GLM-4-9B")[1].split("\n## ")[0].splitlines():
+        if line.startswith("| "):
+            table[line.split("|")[1].strip()] = line.split("|")[1 + column]
     for label, words in (
         ("a step takes", f"{less(analysis)}, of {mean(analysis, 'step_time_s', 'baseline'):.2f} s"),
         ("in milliseconds", f"{saved:.0f} ms ({saved - half:.0f} to {saved + half:.0f} ms)"),
         ("the same, as predicted", predicted if name == GLM else ", before it ran"),
         ("energy of a step", less(analysis, "energy_j").replace("less time", "less")),
         ("energy of a step", f", of {mean(analysis, 'energy_j', 'baseline'):.0f} J"),
-        ("peak memory of both variants", f"{mean(analysis, 'peak_memory_bytes', 'enabled') / 2**30:.1f} GiB"),
+        ("peak memory of both variants", f"{peak_gib:.1f} GiB"),
         ("blocks of a session scatter by", f"{min(scatter):.1f} to {max(scatter):.1f} %"),
-        (
-            "control blocks, in which nothing changes, differ by",
-            percent(*map(math.exp, (control.estimate, control.low, control.high))),
-        ),
-        ("first steps after a switch differ by", percent(carried.ratio, carried.low, carried.high)),
+        ("control blocks, in which nothing changes, differ by", percent.format(*control)),
+        ("first steps after a switch differ by", percent.format(*carried)),
         ("log-probs and gradients at the logits, in shadow steps", f"{log_probs}, and {gradients}"),
     ):
         assert words in table[label]
@@ -333,14 +356,11 @@ def test_what_else_the_runs_of_whole_steps_show() -> None:
     training, energy = (less(analysis, metric).replace("less time ", "") for metric in ("train_time_s", "energy_j"))
     assert f"`train_time`, without any waiting, falls by {training}." in page
     assert f"The energy of a step falls by {energy}." in page
-    control = [block.log_ratio for block in analysis.blocks if block.is_control and block.log_ratio is not None]
-    interval, carried, plan = trimmed_interval(control, 0.95), analysis.effect("carry_over_step_time_s"), context.plan
-    assert interval and carried and plan  # noqa: PT018
-    for words, ends in (
-        ("show {:.2f} % ({:.2f} to {:.2f} %).", map(math.exp, (interval.estimate, interval.low, interval.high))),
-        ("takes {:.2f} % ({:.2f} to {:.2f} %) more with", (carried.ratio, carried.low, carried.high)),
-    ):
-        assert words.format(*(100 * end - 100 for end in ends if end is not None)) in page
+    control, carried = list_noise(analysis)
+    assert "show {:.2f} % ({:.2f} to {:.2f} %).".format(*control) in page
+    assert "takes {:.2f} % ({:.2f} to {:.2f} %) more with".format(*carried) in page
+    plan = context.plan
+    assert plan is not None
     counted = []  # each step with what it leaves to the next one
     for session in zip(analysis.trials[::2], analysis.trials[1::2], strict=True):
         schedule = make_schedule(plan.run.measure, session[0].seed)

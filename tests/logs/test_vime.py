@@ -129,9 +129,13 @@ def test_a_dict_that_ray_printed_in_two_lines_is_read_whole(lines, step_time, nu
 
 @pytest.mark.parametrize(
     ("begin", "rest", "kept"),
-    [(b"ep_time': 2", b"47, 'perf/x': 1}", WITHOUT), (IN_KEY, b"e-5', 'perf/x': 1}", {}), (IN_CALL, b"47)}", {})],
+    [
+        (b"ep_time': 2", b"47, 'perf/x': 1}", WITHOUT),
+        (IN_KEY, b"e-5', 'perf/x': 1}", {}),
+        (IN_CALL, b"47)}", {}),
+    ],
 )
-def test_a_number_that_is_torn_itself_is_left_out(begin: bytes, rest: bytes, kept: dict[str, float]) -> None:
+def test_a_torn_number_is_left_out(begin: bytes, rest: bytes, kept: dict[str, float]) -> None:
     """In 1 of 12 trials of six runs on one H200, the line of a step was torn within its entropy."""
     parsed = parse(TORN + begin, TRAINER + rest)
     assert {key: sample.value for key, sample in parsed.rows["perf"].get(7, {}).items()} == kept

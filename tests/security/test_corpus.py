@@ -134,7 +134,7 @@ def test_every_reader_answers_or_refuses(
 
 
 @pytest.mark.real
-@pytest.mark.timeout(900)  # some 25 commands, each of which unpacks up to 9,500 files and has a limit of its own
+@pytest.mark.timeout(900)  # some 25 commands, each with up to 50,000 files and a limit of its own
 @pytest.mark.parametrize("name", [name if number % 6 == 0 else pytest.param(name, marks=pytest.mark.long)
                                   for number, name in enumerate(HEAVY)])  # fmt: skip
 def test_no_small_bundle_exhausts_the_machine(name: str, sandbox: Sandbox, honest: RunDir, case: Path) -> None:
