@@ -155,7 +155,7 @@ def test_a_log_without_arguments_says_what_it_needs(call: Call, tmp_path: Path) 
     ("run", "words"),
     [
         ("qwen3-4b-random", ("predicted        82 ms less", "may miss what is predicted")),
-        ("qwen3-4b-random-live", ("predicted        119 ms less", "cannot see what is predicted")),
+        ("qwen3-4b-random-live", ("predicted        118 ms less", "cannot see what is predicted")),
         ("qwen3-30b-a3b", ("predicted        nothing: h200: constants: were not measured",)),
     ],
 )

@@ -12,7 +12,7 @@ from rlk_repro.analysis.allocations import describe_allocations, find_disturbed,
 from rlk_repro.analysis.evidence import Evidence
 from rlk_repro.analysis.measured import Records
 from rlk_repro.analysis.noise import find_noise
-from rlk_repro.analysis.sessions import compare_sessions, pool_step_times, read_session
+from rlk_repro.analysis.sessions import compare_sessions, describe_replays, pool_step_times, read_session
 from rlk_repro.analysis.transport import find_fallbacks
 from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
 from rlk_repro.analysis.verdict import decline, judge
@@ -83,7 +83,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     findings += [*describe_allocations(plan, run_dir, scored), *refused, *differences]
     findings += [*_limit(missing), *_limit(list(_find_unplanned(plan, run_dir)))]
     evidence = _gather_evidence(records, differences, missing)
-    facts = _facts(run_dir, manifests, records.trials)
+    facts = _facts(run_dir, manifests, records.trials) | describe_replays(records.sessions)
     # Most runs compare speed; a thing with a headline of its own says its result instead.
     judgement = None
     keys: dict[str, Any] = {"trials": tuple(records.trials)}

@@ -65,13 +65,18 @@ _COUNTS: Final = {
     "recompile_limit_hits": "recompile-limit hit",
     "allocator_retries": ALLOCATED_AGAIN,
 }
+_ROUTERS, _REPLAYED = "routers", "routers_replayed"
 
 Values = Mapping[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One session; ``faults`` maps a block's index to the reason why the block does not count."""
+    """One session; ``faults`` maps a block's index to the reason why the block does not count.
+
+    ``routers`` are the numbers of routers that replay the rollout's experts (R3), in each rank and step of the blocks
+    that count; older records and runs without R3 have none.
+    """
 
     trial: Trial
     schedule: Schedule
@@ -80,6 +85,7 @@ class Session:
     arms: tuple[TrialResult, TrialResult]
     shadows: tuple[ShadowResult, ...] = ()
     tokens: tuple[tuple[int, int, Tokens], ...] = ()
+    routers: frozenset[int] = frozenset()
     rules: int = 1
 
     @property
@@ -136,7 +142,19 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | 
     session = make_session(trial, whole, schedule, faults, lane=plan.run.lane, rules=plan.run.measure.rules)
     serving = count_serving(ops, plan.layout.pipeline_parallel)
     shadows = tuple(summarise_shadows(trial.pair, ops, serving))
-    return replace(session, shadows=shadows, tokens=tuple(ops.tokens()))
+    steps = [rank.steps[step][1] for rank in ops.ranks for step in counted if step in rank.steps]
+    routers = frozenset(record.counts[_ROUTERS] for record in steps if _ROUTERS in record.counts)
+    return replace(session, shadows=shadows, tokens=tuple(ops.tokens()), routers=routers)
+
+
+def describe_replays(sessions: Sequence[Session]) -> dict[str, str]:
+    """Return the fact that all routers replayed the rollout's experts, if the records tell."""
+    found = {number for session in sessions for number in session.routers if number}
+    if not found:
+        return {}
+    least, most = min(found), max(found)
+    numbers = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    return {"routers that replay the rollout's experts (R3)": f"all {numbers} of a GPU, in each step that counts"}
 
 
 def make_session(
@@ -185,10 +203,27 @@ def _find_unmeasured(ops: OpsLog, step_times: Sequence[float | None], uncounted:
         return f"step {step} has no step time"
     if step in uncounted:
         return f"step {step}, which is scored, has no counts of compilations and repeated allocations"
+    if fault := _find_unreplayed(ops, step):
+        return fault
     counts = ops.counts_in(step)
     for name, what in _COUNTS.items():
         if counts.get(name):
             return f"{count(counts[name], what)} in step {step}, which is scored"
+    return ""
+
+
+def _find_unreplayed(ops: OpsLog, step: int) -> str:
+    """Return which rank did not use the rollout's experts (R3) in a step; empty for older records and without R3."""
+    found = {rank.rank: rank.steps[step][1].counts for rank in ops.ranks if step in rank.steps}
+    if not any(_ROUTERS in counts for counts in found.values()):
+        return ""
+    for rank, counts in sorted(found.items()):
+        if _ROUTERS not in counts:
+            return f"rank {rank} has no count of routers in step {step}, which is scored"
+        replayed, routers = counts.get(_REPLAYED, 0), counts[_ROUTERS]
+        if replayed < routers:
+            what = f"{replayed} of {count(routers, 'router')} replayed the rollout's experts (R3)"
+            return f"rank {rank}: {what} in step {step}, which is scored"
     return ""
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from tests.support.waiting import is_written, signal_when
 
 SESSIONS = ROOT / "docs" / "evidence" / "qwen3-4b-random-tp2-h100.tgz"
 ONE_RANK = ROOT / "docs" / "evidence" / "qwen3-4b-random-027c809-h200.tgz"
+TWO_RANKS_OF_VIME = ROOT / "docs" / "evidence" / "glm4-9b-random-h200.tgz"
 TWO_RANKS = ROOT / "docs" / "evidence" / "module-qwen3-4b-tp2-h200.tgz"
 BASELINE, ENABLED = "00-p1-baseline", "01-p1-enabled"
 GAIN = Recipe(speedup=1.2)
@@ -502,6 +503,11 @@ CALLS = {"logp": {"calls": 1, "tokens": 9, "fallbacks": 0}}
         ("baseline", {"calls": CALLS}, "called in step {}, which is baseline"),
         ("baseline", {"counts": {"compilations": 2}}, "2 compilations in step {}, which is scored"),
         ("enabled", {"counts": {"kernel_compilations": 1}}, "1 kernel compilation in step {}, which is scored"),
+        (
+            "baseline",
+            {"counts": {"routers_replayed": 11, "routers": 12}},
+            "rank 0: 11 of 12 routers replayed the rollout's experts (R3) in step {}, which is scored",
+        ),
     ],
 )
 def test_one_wrong_step_voids_its_block_by_name(
@@ -522,6 +528,34 @@ def test_one_wrong_step_voids_its_block_by_name(
     assert [block.reason for block in analysis.blocks if block.reason] == [reason.format(step)]
     assert reason.format(step) in gate_of(analysis, "blocks").detail
     assert {pair.status for pair in analysis.pairs} == {PairStatus.SCORED}
+
+
+@pytest.mark.parametrize(
+    ("counts", "fact", "reason"),
+    [
+        (({"routers": 12, "routers_replayed": 12},) * 2, "all 12 of a GPU, in each step that counts", ""),
+        # the first rank's layers are dense
+        (
+            ({"routers": 0, "routers_replayed": 0}, {"routers": 12, "routers_replayed": 12}),
+            "all 12 of a GPU, in each step that counts",
+            "",
+        ),
+        (({"routers": 12, "routers_replayed": 12}, {}), "", "rank 1 has no count of routers in step"),
+        (({"routers": 12}, {"routers": 12, "routers_replayed": 12}), "", "rank 0: 0 of 12 routers replayed"),
+    ],
+)
+def test_every_rank_shows_that_its_routers_replayed_the_rollouts_experts(
+    tmp_path: Path, counts: Sequence[dict[str, int]], fact: str, reason: str
+) -> None:
+    run_dir = unpack(TWO_RANKS_OF_VIME, tmp_path / "sessions")
+    for folder in run_dir.trials.iterdir():
+        for rank, more in enumerate(counts):
+            path = run_dir.trial(folder.name).ops_file(rank)
+            added = json.dumps(more)[1:-1] + "," if more else ""
+            path.write_text(path.read_text().replace('"counts":{', f'"counts":{{{added}'))
+    analysis = analyse(run_dir)
+    assert analysis.facts.get("routers that replay the rollout's experts (R3)", "") == fact
+    assert all(block.reason.startswith(reason) and bool(block.reason) is bool(reason) for block in analysis.blocks)
 
 
 def test_a_fallback_a_killed_session_and_a_missing_step_time_void_or_drop_their_sessions(tmp_path: Path) -> None:

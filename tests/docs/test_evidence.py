@@ -91,6 +91,15 @@ def write_shadows(names: list[str]) -> tuple[str, str]:
     return log_probs, gradients
 
 
+def list_scatter(analysis: Analysis) -> list[float]:
+    """The standard deviation of the blocks of each session, in %."""
+    blocks: dict[str, list[float]] = {}
+    for block in analysis.blocks:
+        if block.log_ratio is not None and not block.is_control:
+            blocks.setdefault(block.session, []).append(block.log_ratio)
+    return [100 * statistics.stdev(ratios) for ratios in blocks.values()]
+
+
 def list_noise(analysis: Analysis) -> list[list[float]]:
     """Differences of control blocks, and of first steps: estimate, low and high, in %."""
     blocks = [block for block in analysis.blocks if block.is_control]
@@ -208,6 +217,7 @@ UNMODIFIED = "qwen3-4b-random-unmodified-alone-h200"
 GLM = "glm4-9b-random-h200"
 GLM_ONE = "glm4-9b-random-one-h200"
 FULL = "qwen3-30b-a3b-16l-full-h200"
+TWELVE = "qwen3-30b-a3b-random-12l-h200"
 LEARNS = [f"smollm2-135m-{seed}-h200" for seed in range(1234, 1240)]
 FOUR_LAYERS = "qwen3-30b-a3b-random-4l-sixteen-h200"
 OTHER_STEPS = ("qwen3-4b-random-live-h200", "qwen3-4b-random-tp2-h100")
@@ -241,16 +251,16 @@ def test_what_the_functions_save_within_whole_steps() -> None:
     of_six = combine([FOLDER / f"{name}.tgz" for name in STEPS]).functions_saved_s
     # list_saved gives nothing for variants that are not comparable, here because of memory
     comparable = replace(read_sealed(COMPILED), verdict=read_sealed(UNMODIFIED).verdict)
-    glm = (read_sealed(GLM_ONE), read_sealed(GLM))
-    of_one, of_compiled, of_unmodified, of_glm_one, of_glm = (
+    of_one, of_compiled, of_unmodified, of_twelve, of_glm_one, of_glm = (
         t_interval(list_saved(analysis), 0.95)
-        for analysis in (read_sealed(AGAINST[1]), comparable, read_sealed(UNMODIFIED), *glm)
+        for analysis in (read_sealed(AGAINST[1]), comparable, *map(read_sealed, (UNMODIFIED, TWELVE, GLM_ONE, GLM)))
     )
     for found, words in (
         (of_six, "take {} less ({})**, 3.5 % of"),
         (of_one, "take {} less of a step ({}), 0.4 %, on this H200"),
         (of_compiled, "saves {} ({}), seven eighths of RL-Kernel's 85.5 ms;"),
         (of_unmodified, "take {} less ({})**, 3.3 % of a step"),
+        (of_twelve, "take {} less ({})**, 5.5 % of a step; 211.0 ms were predicted before the run"),
         (of_glm_one, "| log-probs and GRPO loss take less | {} ({}), 1.5 % |"),
         (of_glm, ", 1.5 % | {} ({}), 1.5 % |"),
     ):
@@ -267,6 +277,7 @@ def test_what_the_functions_save_within_whole_steps() -> None:
     [
         (STEPS, "differ by at most {}, and gradients at the logits by at most {} of the largest gradient."),
         ([FULL], "In the shadow steps log-probs differ by at most {}, and gradients at the logits by at most {}"),
+        ([TWELVE], "and in shadow steps log-probs by at most {}, and gradients at the logits by at most {} of the"),
         (
             [f"module-qwen3-4b-{name}-h200" for name in ("027c809", "027c809-second", "027c809-third", "compile")],
             "differ by at most {}, and gradients by {} of the largest; torch.compile differs from vime by as much.",
@@ -277,7 +288,7 @@ def test_how_far_shadow_steps_differ(names: list[str], words: str) -> None:
     assert words.format(*write_shadows(names)) in " ".join(PAGE.split())
 
 
-WHOLE_STEPS = [STEPS[0], GLM_ONE, GLM, UNMODIFIED, FULL, FOUR_LAYERS, *OTHER_STEPS]
+WHOLE_STEPS = [STEPS[0], GLM_ONE, GLM, UNMODIFIED, FULL, TWELVE, FOUR_LAYERS, *OTHER_STEPS]
 
 
 @pytest.mark.parametrize("name", WHOLE_STEPS)
@@ -302,11 +313,7 @@ def test_a_step_at_the_sizes_of_glm(column: int, name: str) -> None:
     saved, half = row.saved_ms, t_quantile(0.95, row.n - 1) * row.error_ms
     step = predict(row, others)
     predicted = f"{step.saved_ms:.1f} ms ({step.low_ms:.1f} to {step.high_ms:.1f} ms), afterwards"
-    blocks: dict[str, list[float]] = {}
-    for block in analysis.blocks:
-        if block.log_ratio is not None and not block.is_control:
-            blocks.setdefault(block.session, []).append(block.log_ratio)
-    scatter = [100 * statistics.stdev(ratios) for ratios in blocks.values()]
+    scatter = list_scatter(analysis)
     control, carried = list_noise(analysis)
     percent = "{:.1f} % ({:.1f} to {:.1f} %)"
     peak_gib = mean(analysis, "peak_memory_bytes", "enabled") / 2**30
@@ -328,6 +335,26 @@ def test_a_step_at_the_sizes_of_glm(column: int, name: str) -> None:
         ("log-probs and gradients at the logits, in shadow steps", f"{log_probs}, and {gradients}"),
     ):
         assert words in table[label]
+
+
+def test_a_step_of_twelve_layers() -> None:
+    section = PAGE.split("\n## Twelve layers")[1].split("\n## ")[0]
+    analysis = read_sealed(TWELVE)
+    (row,) = (found for found in load_measured() if found.name == f"{TWELVE}.tgz")
+    saved, half = row.saved_ms, t_quantile(0.95, row.n - 1) * row.error_ms
+    scatter = list_scatter(analysis)
+    control, carried = list_noise(analysis)
+    percent = "{:.1f} % ({:.1f} to {:.1f} %)"
+    for words in (
+        f"{less(analysis)}, of {mean(analysis, 'step_time_s', 'baseline'):.2f} s",
+        f"The step saves {saved:.0f} ms ({saved - half:.0f} to {saved + half:.0f} ms)",
+        f"differ by {percent.format(*control)}, perhaps by more than their margin of 4.1 %",
+        f"First steps after a switch differ by {percent.format(*carried)}",
+        f"scatter by {min(scatter):.1f} to {max(scatter):.1f} %",
+        f"falls by {less(analysis, 'energy_j').replace('less time ', '')}",
+        f"{mean(analysis, 'peak_memory_bytes', 'enabled') / 2**30:.1f} GiB in both variants",
+    ):
+        assert words in section
 
 
 def test_what_the_steps_show_that_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

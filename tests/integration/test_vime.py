@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -146,6 +147,68 @@ def test_a_schedule_switches_before_the_actor_trains_a_rollout(
     steps = [event for event in read_events(tmp_path / "ops") if event["event"] == "step"]
     assert [step["variant"] for step in steps] == ["baseline", "enabled", "baseline"]
     assert [step["calls"]["logp"]["fallbacks"] > 0 for step in steps] == [False, True, False]
+
+
+class RoutingReplay:
+    """What is read of vime's class: the rollout's choices for one router, and how many of them it took."""
+
+    all_routing_replays: ClassVar[list[RoutingReplay]] = []
+
+    def __init__(self) -> None:
+        self.top_indices_list: list[str] = []
+        self.forward_index = self.backward_index = 0
+        self.all_routing_replays.append(self)
+
+    @staticmethod
+    def clear_all_forward() -> None:
+        for item in RoutingReplay.all_routing_replays:
+            item.forward_index = 0
+
+    @staticmethod
+    def clear_all() -> None:
+        for item in RoutingReplay.all_routing_replays:
+            item.forward_index = item.backward_index = 0
+            item.top_indices_list = []
+
+
+@pytest.mark.parametrize(
+    ("taken", "counts"),
+    [
+        (((2, 0), (2, 2)), {"routers": 3, "routers_replayed": 3}),  # with recomputation
+        (((2, 0), (2, 0)), {"routers": 3, "routers_replayed": 3}),  # without
+        (((2, 0), (0, 0)), {"routers": 3, "routers_replayed": 2}),  # not in the training pass
+        (((1, 0), (2, 2)), {"routers": 3, "routers_replayed": 2}),  # not all of them in the old-policy pass
+        (((2, 0), (2, 1)), {"routers": 3, "routers_replayed": 2}),  # not all of them in the recomputation
+    ],
+)
+def test_a_session_counts_the_routers_that_took_all_of_the_rollouts_experts(
+    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    taken: Sequence[tuple[int, int]], counts: dict[str, int],
+) -> None:  # fmt: skip
+    module = ModuleType("vime.utils.routing_replay")
+    module.RoutingReplay = RoutingReplay  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vime.utils", ModuleType("vime.utils"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(RoutingReplay, "all_routing_replays", [])
+    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_MODE", "auto"), ("VIME_RL_KERNEL_OPS", "logp"),
+                        ("VIME_RL_KERNEL_SCHEDULE", "b"), ("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    args, before = make_vime_args(use_rollout_routing_replay=True), dict(vars(RoutingReplay))
+    with vime.install(args) as installation:  # type: ignore[union-attr]
+        assert installation is not None
+        fake_vime.actor.get_data_iterator("data")
+        routers = [RoutingReplay() for _ in range(3)]
+        for router in routers:
+            router.top_indices_list = ["microbatch 0", "microbatch 1"]
+        for clear, last in zip((RoutingReplay.clear_all_forward, RoutingReplay.clear_all), taken, strict=True):
+            for router in routers[:2]:
+                router.forward_index = 2
+            routers[2].forward_index, routers[2].backward_index = last
+            clear()
+        fake_vime.actor.log_perf_data(0, args)
+    assert before == dict(vars(RoutingReplay))
+    (step,) = (event for event in read_events(tmp_path / "ops") if event["event"] == "step")
+    assert {name: step["counts"][name] for name in counts} == counts
 
 
 @pytest.mark.usefixtures("fake_vime")

@@ -46,6 +46,7 @@ class Installation:
         self.shadow: ShadowStep | None = None
         self.tokens: TokenRecord | None = None
         self.gc_freeze_after = 0
+        self.replays: list[tuple[int, int]] = []  # with R3, of each pass: routers that replayed, and all routers
         self._engines: EngineRecord | None = None
         self._begun: int | None = None
         self._counts = read_counts()
@@ -76,7 +77,7 @@ class Installation:
         replacement = make(original)
         setattr(replacement, _HANDLE, self)
         if name in vars(owner):
-            self._undo.callback(setattr, owner, name, original)
+            self._undo.callback(setattr, owner, name, vars(owner)[name])
         else:
             self._undo.callback(delattr, owner, name)  # the original is an attribute of the owner's class
         setattr(owner, name, replacement)
@@ -148,6 +149,10 @@ class Installation:
         before, self._counts = self._counts, read_counts()
         variant = "enabled" if self.turn.is_enabled else "baseline"
         counts = {name: max(0, count - before.get(name, 0)) for name, count in self._counts.items()}
+        if self.replays:
+            replayed, routers = zip(*self.replays, strict=True)
+            counts |= {"routers_replayed": min(replayed), "routers": max(routers)}
+            self.replays.clear()
         return {"variant": variant if self._begun == rollout_id else None, "counts": counts}
 
 
