@@ -119,6 +119,8 @@ def test_a_larger_run_is_proposed_only_where_it_decides_the_speed() -> None:
         assert propose(open_one, *flags, ratio=1.5, n=2, sd_log=0.05) == command
     decided = change(VerdictWord.INCONCLUSIVE, low=0.90, high=0.92)
     assert propose(decided, sd_log=0.01) == "rlk-repro replay b.tgz --analyze-only"
+    again = propose(set_undecided(decided, "peak_memory_bytes"), sd_log=0.01)
+    assert again == "rlk-repro replay b.tgz  # this run again; undecided so far: peak_memory_bytes"
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])
