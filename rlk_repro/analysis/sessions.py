@@ -178,7 +178,7 @@ def _find_faults(
     """Yield each block that does not count, with the first reason."""
     called = {item.op for item in ops.decisions() if item.is_served}
     served = {op: variant for variant in plan.routed for op in plan.ops_of(variant) if op in called}
-    uncounted = _find_uncounted(ops, len(schedule.rollouts)) if plan.num_gpus else set()
+    uncounted = _find_uncounted(ops, len(schedule.rollouts)) if plan.num_gpus else {}
     for block, steps in enumerate(schedule.steps_of_blocks):
         for step in steps:
             fault = _find_unproved_step(plan, ops, served, step, schedule.variant_of(step))
@@ -198,11 +198,11 @@ def _find_unproved_step(plan: Plan, ops: OpsLog, served: Mapping[str, str], step
     return ""
 
 
-def _find_unmeasured(ops: OpsLog, step_times: Sequence[float | None], uncounted: Collection[int], step: int) -> str:
+def _find_unmeasured(ops: OpsLog, step_times: Sequence[float | None], uncounted: Mapping[int, str], step: int) -> str:
     if step >= len(step_times) or step_times[step] is None:
         return f"step {step} has no step time"
     if step in uncounted:
-        return f"step {step}, which is scored, has no counts of compilations and repeated allocations"
+        return f"step {step}, which is scored, has no counts of {uncounted[step]}"
     if fault := _find_unreplayed(ops, step):
         return fault
     counts = ops.counts_in(step)
@@ -214,31 +214,35 @@ def _find_unmeasured(ops: OpsLog, step_times: Sequence[float | None], uncounted:
 
 def _find_unreplayed(ops: OpsLog, step: int) -> str:
     """Return which rank did not use the rollout's experts (R3) in a step; empty for older records and without R3."""
-    found = {rank.rank: rank.steps[step][1].counts for rank in ops.ranks if step in rank.steps}
-    if not any(_ROUTERS in counts for counts in found.values()):
-        return ""
-    for rank, counts in sorted(found.items()):
-        if _ROUTERS not in counts:
-            return f"rank {rank} has no count of routers in step {step}, which is scored"
-        replayed, routers = counts.get(_REPLAYED, 0), counts[_ROUTERS]
+    for rank in ops.ranks:
+        counts = rank.steps[step][1].counts if step in rank.steps else {}
+        replayed, routers = counts.get(_REPLAYED, 0), counts.get(_ROUTERS, 0)
         if replayed < routers:
             what = f"{replayed} of {count(routers, 'router')} replayed the rollout's experts (R3)"
-            return f"rank {rank}: {what} in step {step}, which is scored"
+            return f"rank {rank.rank}: {what} in step {step}, which is scored"
     return ""
 
 
-def _find_uncounted(ops: OpsLog, num_steps: int) -> set[int]:
-    """Return the steps of which a rank's record lacks a count.
+def _find_uncounted(ops: OpsLog, num_steps: int) -> dict[int, str]:
+    """Return the steps of which a rank's record lacks a count, each with what is not counted.
 
-    Older records lack the count of kernel compilations, and so does a rank that has not loaded Triton.
+    Older records lack the count of kernel compilations, and so does a rank that has not loaded Triton.  They also lack
+    the count of routers, but if one record has it, all need it.
     """
-    uncounted: set[int] = set()
+    uncounted: dict[int, str] = {}
+    has_routers = any(_ROUTERS in record.counts for rank in ops.ranks for _, record in rank.steps.values())
+    of_routers = {_ROUTERS, _REPLAYED} if has_routers else set[str]()
     for rank in ops.ranks:
         counts = {step: record.counts.keys() for step, (_, record) in rank.steps.items()}
         wanted = set(_COUNTS)
         if not any(_KERNELS in names for names in counts.values()):
             wanted.remove(_KERNELS)
-        uncounted |= {step for step in range(num_steps) if step not in counts or not wanted <= counts[step]}
+        for step in range(num_steps):
+            names = counts.get(step, set[str]())
+            if not wanted <= names:
+                uncounted[step] = "compilations and repeated allocations"
+            elif not of_routers <= names:
+                uncounted[step] = "routers that replay experts (R3)"
     return uncounted
 
 

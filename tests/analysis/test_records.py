@@ -503,11 +503,6 @@ CALLS = {"logp": {"calls": 1, "tokens": 9, "fallbacks": 0}}
         ("baseline", {"calls": CALLS}, "called in step {}, which is baseline"),
         ("baseline", {"counts": {"compilations": 2}}, "2 compilations in step {}, which is scored"),
         ("enabled", {"counts": {"kernel_compilations": 1}}, "1 kernel compilation in step {}, which is scored"),
-        (
-            "baseline",
-            {"counts": {"routers_replayed": 11, "routers": 12}},
-            "rank 0: 11 of 12 routers replayed the rollout's experts (R3) in step {}, which is scored",
-        ),
     ],
 )
 def test_one_wrong_step_voids_its_block_by_name(
@@ -540,8 +535,9 @@ def test_one_wrong_step_voids_its_block_by_name(
             "all 12 of a GPU, in each step that counts",
             "",
         ),
-        (({"routers": 12, "routers_replayed": 12}, {}), "", "rank 1 has no count of routers in step"),
-        (({"routers": 12}, {"routers": 12, "routers_replayed": 12}), "", "rank 0: 0 of 12 routers replayed"),
+        (({"routers": 12, "routers_replayed": 12}, {}), "", "step N, which is scored, has no counts of routers"),
+        (({"routers": 12}, {"routers": 12, "routers_replayed": 12}), "", "step N, which is scored, has no counts of"),
+        (({"routers": 12, "routers_replayed": 11},) * 2, "", "rank 0: 11 of 12 routers replayed the rollout's"),
     ],
 )
 def test_every_rank_shows_that_its_routers_replayed_the_rollouts_experts(
@@ -555,7 +551,10 @@ def test_every_rank_shows_that_its_routers_replayed_the_rollouts_experts(
             path.write_text(path.read_text().replace('"counts":{', f'"counts":{{{added}'))
     analysis = analyse(run_dir)
     assert analysis.facts.get("routers that replay the rollout's experts (R3)", "") == fact
-    assert all(block.reason.startswith(reason) and bool(block.reason) is bool(reason) for block in analysis.blocks)
+    for block in analysis.blocks:
+        found = re.sub("step [0-9]+", "step N", block.reason)
+        assert found.startswith(reason)
+        assert bool(found) is bool(reason)
 
 
 def test_a_fallback_a_killed_session_and_a_missing_step_time_void_or_drop_their_sessions(tmp_path: Path) -> None:
