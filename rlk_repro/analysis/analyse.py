@@ -12,7 +12,12 @@ from rlk_repro.analysis.allocations import describe_allocations, find_disturbed,
 from rlk_repro.analysis.evidence import Evidence
 from rlk_repro.analysis.measured import Records
 from rlk_repro.analysis.noise import find_noise
-from rlk_repro.analysis.sessions import compare_sessions, describe_replays, pool_step_times, read_session
+from rlk_repro.analysis.sessions import (
+    compare_sessions,
+    describe_replays,
+    pool_step_times,
+    read_session,
+)
 from rlk_repro.analysis.transport import find_fallbacks
 from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
 from rlk_repro.analysis.verdict import decline, judge

@@ -74,8 +74,8 @@ Values = Mapping[str, Sequence[float | None]]
 class Session:
     """One session; ``faults`` maps a block's index to the reason why the block does not count.
 
-    ``routers`` are the numbers of routers that replay the rollout's experts (R3), in each rank and step of the blocks
-    that count; older records and runs without R3 have none.
+    ``routers`` are the numbers of routers that replay the rollout's experts (R3), in each rank and
+    step of the blocks that count; older records and runs without R3 have none.
     """
 
     trial: Trial
@@ -154,7 +154,8 @@ def describe_replays(sessions: Sequence[Session]) -> dict[str, str]:
         return {}
     least, most = min(found), max(found)
     numbers = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    return {"routers that replay the rollout's experts (R3)": f"all {numbers} of a GPU, in each step that counts"}
+    fact = f"all {numbers} of a GPU, in each step that counts"
+    return {"routers that replay the rollout's experts (R3)": fact}
 
 
 def make_session(
@@ -213,7 +214,10 @@ def _find_unmeasured(ops: OpsLog, step_times: Sequence[float | None], uncounted:
 
 
 def _find_unreplayed(ops: OpsLog, step: int) -> str:
-    """Return which rank did not use the rollout's experts (R3) in a step; empty for older records and without R3."""
+    """Return which rank did not use the rollout's experts (R3) in a step.
+
+    The result is empty for older records and without R3.
+    """
     for rank in ops.ranks:
         counts = rank.steps[step][1].counts if step in rank.steps else {}
         replayed, routers = counts.get(_REPLAYED, 0), counts.get(_ROUTERS, 0)
@@ -226,11 +230,12 @@ def _find_unreplayed(ops: OpsLog, step: int) -> str:
 def _find_uncounted(ops: OpsLog, num_steps: int) -> dict[int, str]:
     """Return the steps of which a rank's record lacks a count, each with what is not counted.
 
-    Older records lack the count of kernel compilations, and so does a rank that has not loaded Triton.  They also lack
-    the count of routers, but if one record has it, all need it.
+    Older records lack the count of kernel compilations, and so does a rank that has not loaded
+    Triton.  They also lack the count of routers, but if one record has it, all need it.
     """
     uncounted: dict[int, str] = {}
-    has_routers = any(_ROUTERS in record.counts for rank in ops.ranks for _, record in rank.steps.values())
+    records = (record for rank in ops.ranks for _, record in rank.steps.values())
+    has_routers = any(_ROUTERS in record.counts for record in records)
     of_routers = {_ROUTERS, _REPLAYED} if has_routers else set[str]()
     for rank in ops.ranks:
         counts = {step: record.counts.keys() for step, (_, record) in rank.steps.items()}

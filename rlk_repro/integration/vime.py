@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from rlk_repro.base.errors import EnvironmentMissing
@@ -17,7 +17,14 @@ from rlk_repro.integration.measure.installation import Installation, find_signat
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
-from rlk_repro.integration.vime_abi import ACTOR_MODULE, BEGIN, BEGIN_SIGNATURE, LOSS_MODULE, REPLAY, UPDATERS
+from rlk_repro.integration.vime_abi import (
+    ACTOR_MODULE,
+    BEGIN,
+    BEGIN_SIGNATURE,
+    LOSS_MODULE,
+    REPLAY,
+    UPDATERS,
+)
 from rlk_repro.integration.vime_engines import VimeEngines
 from rlk_repro.loss_options import read_loss_options
 from rlk_repro.operators import Case
@@ -33,10 +40,11 @@ def install(args: argparse.Namespace) -> Installation | None:
         return None
     from vime.backends.megatron_utils import actor, loss
 
-    expected = [(actor, ACTOR_MODULE), (loss, LOSS_MODULE)]
+    replays = _find_routing_replay(args, settings)
+    expected = [(actor, ACTOR_MODULE), (loss, LOSS_MODULE), *((item, REPLAY) for item in replays)]
     if settings.schedule:
-        expected += [(actor, BEGIN_SIGNATURE), *_find_routing_replay(args)]
-    problems = [problem for owner, names in expected for problem in find_signature_problems(owner, names)]
+        expected.append((actor, BEGIN_SIGNATURE))
+    problems = [item for owner, names in expected for item in find_signature_problems(owner, names)]
     if problems:
         raise EnvironmentMissing(*problems)
     installation = _install_loss(args, settings, has_output_layer=True)
@@ -59,8 +67,8 @@ def install(args: argparse.Namespace) -> Installation | None:
     installation.rebind(actor, "log_perf_data", make_end, "end of step")
     if settings.schedule:
         installation.rebind(actor, BEGIN, functools.partial(_begin_step_before, installation), "sets the variant")
-        for replay, names in _find_routing_replay(args):
-            _count_replays(installation, replay, names)
+    for replay in replays:
+        _count_replays(installation, replay)
     return installation
 
 
@@ -83,17 +91,20 @@ def _install_loss(args: argparse.Namespace, settings: Settings, *, has_output_la
     return install_into(loss, settings, trainer=TRAINER, case=case, args=args)
 
 
-def _find_routing_replay(args: argparse.Namespace) -> list[tuple[Any, Mapping[str, str]]]:
-    """Return vime's class that replays the rollout's experts (R3), if the run uses it, and the methods to replace."""
-    if not getattr(args, "use_rollout_routing_replay", False):
+def _find_routing_replay(args: argparse.Namespace, settings: Settings) -> list[Any]:
+    """Return vime's class that replays the rollout's experts (R3), if a session uses it."""
+    if not settings.schedule or not getattr(args, "use_rollout_routing_replay", False):
         return []
     from vime.utils.routing_replay import RoutingReplay
 
-    return [(RoutingReplay, REPLAY)]
+    return [RoutingReplay]
 
 
-def _count_replays(installation: Installation, replay: Any, names: Iterable[str]) -> None:
-    """At the end of a pass, count the routers that took all of the rollout's experts; vime itself does not check it."""
+def _count_replays(installation: Installation, replay: Any) -> None:
+    """At the end of a pass, count the routers that took all of the rollout's experts.
+
+    vime itself does not check this.
+    """
 
     def make_count(clear: Callable[[], None]) -> Callable[[], None]:
         @functools.wraps(clear)
@@ -104,14 +115,15 @@ def _count_replays(installation: Installation, replay: Any, names: Iterable[str]
 
         return count_and_clear
 
-    for name in names:
+    for name in REPLAY:
         installation.rebind(replay, name, make_count, "counts routers that replayed")
 
 
 def _has_replayed(router: Any) -> bool:
-    """Tell whether a router took each recorded choice once, and once more if its layer was recomputed."""
+    """Tell whether a router took each choice once, and once more if its layer was recomputed."""
     recorded = len(router.top_indices_list)
-    return recorded > 0 and router.forward_index == recorded and router.backward_index in {0, recorded}
+    is_whole = router.forward_index == recorded and router.backward_index in {0, recorded}
+    return recorded > 0 and is_whole
 
 
 def _prepare_model(installation: Installation, initialize: Callable[..., Any]) -> Callable[..., Any]:

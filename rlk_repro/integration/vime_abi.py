@@ -31,7 +31,7 @@ A method of the actor cannot be replaced: Ray copies an actor's methods before t
 """
 BEGIN_SIGNATURE: Final = {BEGIN: "(rollout_data)"}
 REPLAY: Final[Mapping[str, str]] = {"clear_all_forward": "()", "clear_all": "()"}
-"""The functions of ``RoutingReplay`` that end its use (R3): in the old-policy pass, and in the training pass."""
+"""The functions of ``RoutingReplay`` (R3) that end the old-policy pass and training."""
 UPDATERS: Final[Mapping[str, str]] = {
     "UpdateWeightFromTensor": "_send_hf_params",
     "UpdateWeightFromDistributed": "_update_bucket_weights_from_distributed",

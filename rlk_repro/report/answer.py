@@ -13,7 +13,15 @@ from rlk_repro.analysis.verdict import TOO_NOISY, is_mean_elsewhere
 from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import data_dir, list_names, run_folders
-from rlk_repro.base.units import MINUS, count, find_decimals, format_change, format_interval, format_number, name_some
+from rlk_repro.base.units import (
+    MINUS,
+    count,
+    find_decimals,
+    format_change,
+    format_interval,
+    format_number,
+    name_some,
+)
 from rlk_repro.division import divide, find_least_microbatch
 from rlk_repro.operators import RL_KERNEL, TITLES
 from rlk_repro.report.blocks import Tone
@@ -24,7 +32,14 @@ from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word
 from rlk_repro.rundir.manifest import OTHER_RUNS
 from rlk_repro.rundir.microbatch import LARGEST_MICROBATCH, describe_microbatches
-from rlk_repro.rundir.results import LESS_MEMORY, Analysis, Effect, GateStatus, ProofStatus, VerdictWord
+from rlk_repro.rundir.results import (
+    LESS_MEMORY,
+    Analysis,
+    Effect,
+    GateStatus,
+    ProofStatus,
+    VerdictWord,
+)
 from rlk_repro.spec.values import BASELINE
 from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.statistics.crossover import MIN_SESSIONS
@@ -259,7 +274,7 @@ def suggest_next(view: View, bundle: str) -> str:
 
 
 def _propose(view: View, bundle: str) -> str:
-    """Return the command of a run that would decide, or of a replay: where no flags plan it, or a gate is undecided."""
+    """Return the command of a run that would decide, or of a replay where no flags plan that run."""
     analysis, flags = view.analysis, _find_short_flags(view)
     if view.has_shared_gpus:
         together = "and the bundles beside it: the rewards of all pairs are judged together"
@@ -268,8 +283,8 @@ def _propose(view: View, bundle: str) -> str:
     if number is None:
         measured = [gate for gate in analysis.gates if gate.estimate is not None]
         undecided = [gate.name for gate in measured if gate.status is GateStatus.UNDECIDED]
-        again = f"rlk-repro replay {bundle}  # this run again; undecided so far: {name_some(undecided)}"
-        return again if undecided else ""
+        again = f"this run again; undecided so far: {name_some(undecided)}"
+        return f"rlk-repro replay {bundle}  # {again}" if undecided else ""
     if flags is None:
         enough = count(number, analysis.unit)
         return f"rlk-repro replay {bundle}  # this run with its own settings; {enough} would decide"

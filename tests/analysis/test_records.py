@@ -525,19 +525,20 @@ def test_one_wrong_step_voids_its_block_by_name(
     assert {pair.status for pair in analysis.pairs} == {PairStatus.SCORED}
 
 
+# What ranks record of their routers; layers that are DENSE have none.
+WHOLE = {"routers": 12, "routers_replayed": 12}
+ONE_NOT = {"routers": 12, "routers_replayed": 11}
+DENSE = {"routers": 0, "routers_replayed": 0}
+
+
 @pytest.mark.parametrize(
     ("counts", "fact", "reason"),
     [
-        (({"routers": 12, "routers_replayed": 12},) * 2, "all 12 of a GPU, in each step that counts", ""),
-        # the first rank's layers are dense
-        (
-            ({"routers": 0, "routers_replayed": 0}, {"routers": 12, "routers_replayed": 12}),
-            "all 12 of a GPU, in each step that counts",
-            "",
-        ),
-        (({"routers": 12, "routers_replayed": 12}, {}), "", "step N, which is scored, has no counts of routers"),
-        (({"routers": 12}, {"routers": 12, "routers_replayed": 12}), "", "step N, which is scored, has no counts of"),
-        (({"routers": 12, "routers_replayed": 11},) * 2, "", "rank 0: 11 of 12 routers replayed the rollout's"),
+        ((WHOLE, WHOLE), "all 12 of a GPU, in each step that counts", ""),
+        ((DENSE, WHOLE), "all 12 of a GPU, in each step that counts", ""),
+        ((WHOLE, {}), "", "step N, which is scored, has no counts of routers"),
+        (({"routers": 12}, WHOLE), "", "step N, which is scored, has no counts of routers"),
+        ((ONE_NOT, ONE_NOT), "", "rank 0: 11 of 12 routers replayed the rollout's"),
     ],
 )
 def test_every_rank_shows_that_its_routers_replayed_the_rollouts_experts(

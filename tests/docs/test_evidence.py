@@ -91,15 +91,6 @@ def write_shadows(names: list[str]) -> tuple[str, str]:
     return log_probs, gradients
 
 
-def list_scatter(analysis: Analysis) -> list[float]:
-    """The standard deviation of the blocks of each session, in %."""
-    blocks: dict[str, list[float]] = {}
-    for block in analysis.blocks:
-        if block.log_ratio is not None and not block.is_control:
-            blocks.setdefault(block.session, []).append(block.log_ratio)
-    return [100 * statistics.stdev(ratios) for ratios in blocks.values()]
-
-
 def list_noise(analysis: Analysis) -> list[list[float]]:
     """Differences of control blocks, and of first steps: estimate, low and high, in %."""
     blocks = [block for block in analysis.blocks if block.is_control]
@@ -251,9 +242,10 @@ def test_what_the_functions_save_within_whole_steps() -> None:
     of_six = combine([FOLDER / f"{name}.tgz" for name in STEPS]).functions_saved_s
     # list_saved gives nothing for variants that are not comparable, here because of memory
     comparable = replace(read_sealed(COMPILED), verdict=read_sealed(UNMODIFIED).verdict)
+    others = (UNMODIFIED, TWELVE, GLM_ONE, GLM)
     of_one, of_compiled, of_unmodified, of_twelve, of_glm_one, of_glm = (
         t_interval(list_saved(analysis), 0.95)
-        for analysis in (read_sealed(AGAINST[1]), comparable, *map(read_sealed, (UNMODIFIED, TWELVE, GLM_ONE, GLM)))
+        for analysis in (read_sealed(AGAINST[1]), comparable, *map(read_sealed, others))
     )
     for found, words in (
         (of_six, "take {} less ({})**, 3.5 % of"),
@@ -277,7 +269,10 @@ def test_what_the_functions_save_within_whole_steps() -> None:
     [
         (STEPS, "differ by at most {}, and gradients at the logits by at most {} of the largest gradient."),
         ([FULL], "In the shadow steps log-probs differ by at most {}, and gradients at the logits by at most {}"),
-        ([TWELVE], "and in shadow steps log-probs by at most {}, and gradients at the logits by at most {} of the"),
+        (
+            [TWELVE],
+            "and in shadow steps log-probs by at most {}, and gradients at the logits by at most {} of the",
+        ),
         (
             [f"module-qwen3-4b-{name}-h200" for name in ("027c809", "027c809-second", "027c809-third", "compile")],
             "differ by at most {}, and gradients by {} of the largest; torch.compile differs from vime by as much.",
@@ -305,54 +300,67 @@ def test_the_estimate_of_memory_is_near_what_pytorch_used_and_reserved(name: str
     assert reserved == pytest.approx(estimate.reserved_gib, abs=4.0)
 
 
+def write_step(name: str) -> dict[str, str]:
+    """What a bundle shows of a whole step, as on the page."""
+    analysis = read_sealed(name)
+    (row,) = (found for found in load_measured() if found.name == f"{name}.tgz")
+    saved, half = row.saved_ms, t_quantile(0.95, row.n - 1) * row.error_ms
+    blocks: dict[str, list[float]] = {}
+    for block in analysis.blocks:
+        if block.log_ratio is not None and not block.is_control:
+            blocks.setdefault(block.session, []).append(block.log_ratio)
+    scatter = [100 * statistics.stdev(ratios) for ratios in blocks.values()]
+    percent = "{:.1f} % ({:.1f} to {:.1f} %)"
+    control, carried = (percent.format(*ends) for ends in list_noise(analysis))
+    return {
+        "step": f"{less(analysis)}, of {mean(analysis, 'step_time_s', 'baseline'):.2f} s",
+        "saved": f"{saved:.0f} ms ({saved - half:.0f} to {saved + half:.0f} ms)",
+        "energy": less(analysis, "energy_j").replace("less time ", ""),
+        "joules": f", of {mean(analysis, 'energy_j', 'baseline'):.0f} J",
+        "peak": f"{mean(analysis, 'peak_memory_bytes', 'enabled') / 2**30:.1f} GiB",
+        "scatter": f"{min(scatter):.1f} to {max(scatter):.1f} %",
+        "control": control,
+        "carried": carried,
+    }
+
+
 @pytest.mark.parametrize(("column", "name"), [(1, GLM_ONE), (2, GLM)])
 def test_a_step_at_the_sizes_of_glm(column: int, name: str) -> None:
-    analysis, others = read_sealed(name), load_measured()
+    others, shown = load_measured(), write_step(name)
     (row,) = (found for found in others if found.name == f"{name}.tgz")
     others.remove(row)
-    saved, half = row.saved_ms, t_quantile(0.95, row.n - 1) * row.error_ms
     step = predict(row, others)
     predicted = f"{step.saved_ms:.1f} ms ({step.low_ms:.1f} to {step.high_ms:.1f} ms), afterwards"
-    scatter = list_scatter(analysis)
-    control, carried = list_noise(analysis)
-    percent = "{:.1f} % ({:.1f} to {:.1f} %)"
-    peak_gib = mean(analysis, "peak_memory_bytes", "enabled") / 2**30
     log_probs, gradients = write_shadows([name])
     table = {}
     for line in PAGE.split("\n## GLM-4-9B")[1].split("\n## ")[0].splitlines():
         if line.startswith("| "):
             table[line.split("|")[1].strip()] = line.split("|")[1 + column]
     for label, words in (
-        ("a step takes", f"{less(analysis)}, of {mean(analysis, 'step_time_s', 'baseline'):.2f} s"),
-        ("in milliseconds", f"{saved:.0f} ms ({saved - half:.0f} to {saved + half:.0f} ms)"),
+        ("a step takes", shown["step"]),
+        ("in milliseconds", shown["saved"]),
         ("the same, as predicted", predicted if name == GLM else ", before it ran"),
-        ("energy of a step", less(analysis, "energy_j").replace("less time", "less")),
-        ("energy of a step", f", of {mean(analysis, 'energy_j', 'baseline'):.0f} J"),
-        ("peak memory of both variants", f"{peak_gib:.1f} GiB"),
-        ("blocks of a session scatter by", f"{min(scatter):.1f} to {max(scatter):.1f} %"),
-        ("control blocks, in which nothing changes, differ by", percent.format(*control)),
-        ("first steps after a switch differ by", percent.format(*carried)),
+        ("energy of a step", shown["energy"].replace(" % (", " % less (")),
+        ("energy of a step", shown["joules"]),
+        ("peak memory of both variants", shown["peak"]),
+        ("blocks of a session scatter by", shown["scatter"]),
+        ("control blocks, in which nothing changes, differ by", shown["control"]),
+        ("first steps after a switch differ by", shown["carried"]),
         ("log-probs and gradients at the logits, in shadow steps", f"{log_probs}, and {gradients}"),
     ):
         assert words in table[label]
 
 
 def test_a_step_of_twelve_layers() -> None:
-    section = PAGE.split("\n## Twelve layers")[1].split("\n## ")[0]
-    analysis = read_sealed(TWELVE)
-    (row,) = (found for found in load_measured() if found.name == f"{TWELVE}.tgz")
-    saved, half = row.saved_ms, t_quantile(0.95, row.n - 1) * row.error_ms
-    scatter = list_scatter(analysis)
-    control, carried = list_noise(analysis)
-    percent = "{:.1f} % ({:.1f} to {:.1f} %)"
+    section, shown = PAGE.split("\n## Twelve layers")[1].split("\n## ")[0], write_step(TWELVE)
     for words in (
-        f"{less(analysis)}, of {mean(analysis, 'step_time_s', 'baseline'):.2f} s",
-        f"The step saves {saved:.0f} ms ({saved - half:.0f} to {saved + half:.0f} ms)",
-        f"differ by {percent.format(*control)}, perhaps by more than their margin of 4.1 %",
-        f"First steps after a switch differ by {percent.format(*carried)}",
-        f"scatter by {min(scatter):.1f} to {max(scatter):.1f} %",
-        f"falls by {less(analysis, 'energy_j').replace('less time ', '')}",
-        f"{mean(analysis, 'peak_memory_bytes', 'enabled') / 2**30:.1f} GiB in both variants",
+        shown["step"],
+        f"The step saves {shown['saved']}",
+        f"differ by {shown['control']}, perhaps by more than their margin of 4.1 %",
+        f"First steps after a switch differ by {shown['carried']}",
+        f"scatter by {shown['scatter']}",
+        f"falls by {shown['energy']}",
+        f"{shown['peak']} in both variants",
     ):
         assert words in section
 

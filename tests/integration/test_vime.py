@@ -128,14 +128,19 @@ def test_a_step_ends_when_vime_has_logged_it_and_holds_the_optimizer(
     assert (tmp_path / "libraries" / "0.json").is_file()
 
 
+def plan_session(monkeypatch: pytest.MonkeyPatch, ops: Path, schedule: str) -> None:
+    switches = {"": "1", "_MODE": "auto", "_OPS": "logp", "_SCHEDULE": schedule}
+    for name, value in switches.items():
+        monkeypatch.setenv(f"VIME_RL_KERNEL{name}", value)
+    monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(ops))
+
+
 def test_a_schedule_switches_before_the_actor_trains_a_rollout(
     fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args, actor = make_vime_args(), fake_vime.actor
     before, expected = dict(vars(actor)), train_once(fake_vime.loss, args)
-    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_MODE", "auto"), ("VIME_RL_KERNEL_OPS", "logp"),
-                        ("VIME_RL_KERNEL_SCHEDULE", "beb"), ("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))):  # fmt: skip
-        monkeypatch.setenv(name, value)
+    plan_session(monkeypatch, tmp_path / "ops", "beb")
     installation = vime.install(args)
     assert installation is not None
     for rollout_id in range(3):
@@ -150,7 +155,7 @@ def test_a_schedule_switches_before_the_actor_trains_a_rollout(
 
 
 class RoutingReplay:
-    """What is read of vime's class: the rollout's choices for one router, and how many of them it took."""
+    """What is read of vime's class: choices for one router, and how many of them it took."""
 
     all_routing_replays: ClassVar[list[RoutingReplay]] = []
 
@@ -177,8 +182,8 @@ class RoutingReplay:
         (((2, 0), (2, 2)), {"routers": 3, "routers_replayed": 3}),  # with recomputation
         (((2, 0), (2, 0)), {"routers": 3, "routers_replayed": 3}),  # without
         (((2, 0), (0, 0)), {"routers": 3, "routers_replayed": 2}),  # not in the training pass
-        (((1, 0), (2, 2)), {"routers": 3, "routers_replayed": 2}),  # not all of them in the old-policy pass
-        (((2, 0), (2, 1)), {"routers": 3, "routers_replayed": 2}),  # not all of them in the recomputation
+        (((1, 0), (2, 2)), {"routers": 3, "routers_replayed": 2}),  # not all in the old-policy pass
+        (((2, 0), (2, 1)), {"routers": 3, "routers_replayed": 2}),  # not all in the recomputation
     ],
 )
 def test_a_session_counts_the_routers_that_took_all_of_the_rollouts_experts(
@@ -190,9 +195,7 @@ def test_a_session_counts_the_routers_that_took_all_of_the_rollouts_experts(
     monkeypatch.setitem(sys.modules, "vime.utils", ModuleType("vime.utils"))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(RoutingReplay, "all_routing_replays", [])
-    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_MODE", "auto"), ("VIME_RL_KERNEL_OPS", "logp"),
-                        ("VIME_RL_KERNEL_SCHEDULE", "b"), ("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))):  # fmt: skip
-        monkeypatch.setenv(name, value)
+    plan_session(monkeypatch, tmp_path / "ops", "b")
     args, before = make_vime_args(use_rollout_routing_replay=True), dict(vars(RoutingReplay))
     with vime.install(args) as installation:  # type: ignore[union-attr]
         assert installation is not None
@@ -200,7 +203,8 @@ def test_a_session_counts_the_routers_that_took_all_of_the_rollouts_experts(
         routers = [RoutingReplay() for _ in range(3)]
         for router in routers:
             router.top_indices_list = ["microbatch 0", "microbatch 1"]
-        for clear, last in zip((RoutingReplay.clear_all_forward, RoutingReplay.clear_all), taken, strict=True):
+        ends = (RoutingReplay.clear_all_forward, RoutingReplay.clear_all)
+        for clear, last in zip(ends, taken, strict=True):
             for router in routers[:2]:
                 router.forward_index = 2
             routers[2].forward_index, routers[2].backward_index = last

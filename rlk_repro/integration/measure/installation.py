@@ -46,7 +46,8 @@ class Installation:
         self.shadow: ShadowStep | None = None
         self.tokens: TokenRecord | None = None
         self.gc_freeze_after = 0
-        self.replays: list[tuple[int, int]] = []  # with R3, of each pass: routers that replayed, and all routers
+        # with R3, of each pass of this step: the routers that replayed, and all routers
+        self.replays: list[tuple[int, int]] = []
         self._engines: EngineRecord | None = None
         self._begun: int | None = None
         self._counts = read_counts()
